@@ -1,0 +1,50 @@
+# Two commands on a fresh machine: `make demo` runs the training, `make test` the tests. Both set everything up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+SHELL := /bin/bash
+
+.PHONY: help setup slurm demo test check bench clean
+
+help:
+	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
+	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
+	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
+	@echo "make check   lint, types, import contract"
+	@echo "make bench   the measurements of benchmarks/"
+	@echo "make clean   remove the virtual environment and the demo's run directory"
+
+setup: $(VENV)/.installed slurm
+
+# torch first: a plain dependency on it could pull gigabytes of GPU packages where no GPU is.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tr11 needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no virtual environment could be made: install your system's python3-venv package"; exit 1; }
+	@echo "installing $(TORCH), then tr11 and what it needs, into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check setuptools wheel "$(TORCH)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation "deepspeed==0.19.8"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@
+	@echo "ready: $(BIN)/tr11 --help"
+
+slurm:
+	@bash .ci/install-slurm
+
+demo: setup
+	@bash benchmarks/demo.sh
+
+test: setup
+	@$(BIN)/python -m pytest tests $(PYTEST_OPTIONS)
+
+check: $(VENV)/.installed
+	@$(BIN)/ruff check tr11ops trainer tests benchmarks
+	@$(BIN)/ruff format --check tr11ops trainer tests benchmarks
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup
+	@$(BIN)/python benchmarks/run.py
+
+clean:
+	@rm -rf $(VENV) demo-run

@@ -1,0 +1,75 @@
+"""What the batch script was given: job, nodes, and which scheduler gave them. Read from the environment, once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tr11ops.cluster.hostlist import expand_hostlist
+
+SchedulerKind = Literal["slurm", "local", "foreground"]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One attempt's allocation. `job_id` is the scheduler's own number of this task, unique among attempts."""
+
+    kind: SchedulerKind
+    job_id: str
+    array_id: str | None
+    task_id: int | None
+    nodes: tuple[str, ...]
+
+
+def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None) -> Allocation:
+    """The allocation that `environment` describes; with `foreground_nodes`, this machine plays that many nodes.
+
+    Raises RuntimeError when started outside a job.
+    """
+    if foreground_nodes is not None:
+        names = tuple(f"{socket.gethostname()}-{number}" for number in range(foreground_nodes))
+        return Allocation("foreground", environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}", None, None, names)
+    job_id = environment.get("SLURM_JOB_ID")
+    node_list = environment.get("SLURM_JOB_NODELIST")
+    if not job_id or not node_list:
+        raise RuntimeError("this command runs inside a job: SLURM_JOB_ID or SLURM_JOB_NODELIST is not set")
+    task = environment.get("SLURM_ARRAY_TASK_ID")
+    return Allocation(
+        kind="local" if environment.get("TR11_SCHEDULER") == "local" else "slurm",
+        job_id=job_id,
+        array_id=environment.get("SLURM_ARRAY_JOB_ID"),
+        task_id=int(task) if task else None,
+        nodes=tuple(expand_hostlist(node_list)),
+    )
+
+
+def master_address(allocation: Allocation, timeout_seconds: float = 30.0) -> str:
+    """Address of the first node for the workers' rendezvous.
+
+    Slurm is asked for the node's address, because a node's name need not resolve (several nodes on one machine).
+    """
+    if allocation.kind != "slurm":
+        return "127.0.0.1"
+    first = allocation.nodes[0]
+    try:
+        shown = subprocess.run(
+            ["scontrol", "--oneliner", "show", "node", first],
+            capture_output=True, text=True, timeout=timeout_seconds, check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return first
+    for word in shown.split():
+        if word.startswith("NodeAddr="):
+            return word.removeprefix("NodeAddr=")
+    return first
+
+
+def free_port() -> int:
+    """A TCP port that is free on this host now; the batch script runs on the first node, where rank 0 listens."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,168 @@
+"""The node agent: one per node, started by the batch controller. Runs torchrun and leaves nothing behind.
+
+It passes the workers' output on line by line, keeps a file per rank, hands a stop request down, and ends the whole
+process tree when torchrun ends, or when torchrun stays although the trainer has said that it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from tr11ops.agent.processes import adopt_orphans, end_descendants
+from trainer.contract import EndMarker, host_name, write_json
+
+STOP_REQUEST = "stop-request.json"
+QUIT_SECONDS = 60.0  # a trainer that wrote its end marker must be gone within this time
+_RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """What this node has to run. `attempt` is the folder `state/attempts/JOBID`."""
+
+    attempt: Path
+    card: Path
+    job_id: str
+    launch: int
+    node_rank: int
+    node_count: int
+    workers: int
+    master_address: str
+    master_port: int
+
+    @property
+    def command(self) -> list[str]:
+        """torchrun with a static rendezvous: the node list is known, so nothing has to be negotiated."""
+        return [
+            sys.executable, "-u", "-m", "torch.distributed.run",
+            f"--nnodes={self.node_count}", f"--node-rank={self.node_rank}", f"--nproc-per-node={self.workers}",
+            f"--master-addr={self.master_address}", f"--master-port={self.master_port}",
+            "--max-restarts=0", "--tee=3", f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
+            "-m", "trainer", str(self.card),
+        ]  # fmt: skip
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "TR11_JOB_ID": self.job_id,
+            "TR11_LAUNCH": str(self.launch),
+            "TR11_STOP_REQUEST": str(self.attempt / STOP_REQUEST),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+
+
+def request_stop(attempt: Path, who: str) -> None:
+    """Ask the trainer of this attempt to save and leave at its next step. Does nothing when already asked."""
+    path = attempt / STOP_REQUEST
+    if not path.exists():
+        write_json(path, {"by": who, "host": host_name(), "time": time.time()})
+
+
+def run(task: NodeTask) -> int:
+    """Run the workers of one node to their end; returns torchrun's exit status (128 + n when a signal ended it)."""
+    adopt_orphans()
+    started = time.time()
+    asked = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True
+    )
+    assert process.stdout is not None
+    pump = threading.Thread(target=_pass_on, args=(process.stdout, task), daemon=True)
+    pump.start()
+    status = _wait(process, task, asked)
+    ended = end_descendants(grace_seconds=10.0)
+    pump.join(timeout=5.0)
+    write_json(
+        task.attempt / "nodes" / f"{host_name()}.json",
+        {
+            "node": host_name(), "node_rank": task.node_rank, "launch": task.launch, "start": started,
+            "end": time.time(), "exit_status": status, "ended_processes": ended,
+        },
+    )
+    return status
+
+
+def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Event) -> int:
+    done_since: float | None = None
+    while True:
+        try:
+            status = process.wait(timeout=0.2)
+            return status if status >= 0 else 128 - status
+        except subprocess.TimeoutExpired:
+            pass
+        if asked.is_set():
+            asked.clear()
+            request_stop(task.attempt, f"signal to the node agent of {host_name()}")
+        if done_since is None and _is_done(task):
+            done_since = time.monotonic()
+        if done_since is not None and time.monotonic() - done_since > QUIT_SECONDS:
+            print(f"tr11: the trainer ended {QUIT_SECONDS:.0f} s ago, but its processes stay: ending them", flush=True)
+            end_descendants(grace_seconds=5.0)
+            process.wait()
+            return 0
+
+
+def _is_done(task: NodeTask) -> bool:
+    try:
+        marker = EndMarker.read(task.attempt / "end.json")
+    except (ValueError, OSError):
+        return False
+    return marker is not None and marker.launch == task.launch
+
+
+def _pass_on(stream: IO[bytes], task: NodeTask) -> None:
+    """Copy the workers' lines to our output, and to `workers/NODE/rank-R.log` (R: global rank)."""
+    folder = task.attempt / "workers" / host_name()
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[int, IO[bytes]] = {}
+    for line in stream:
+        match = _RANK_PREFIX.match(line)
+        if match:
+            rank = task.node_rank * task.workers + int(match.group(1))
+            if rank not in files:
+                files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
+            try:
+                files[rank].write(line[match.end() :])
+            except OSError:
+                pass  # a full disk must not silence the main log, which says the same
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    for file in files.values():
+        file.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.node", description=__doc__.split("\n")[0])
+    for name in ("attempt", "card"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--job-id", required=True)
+    parser.add_argument("--master-address", required=True)
+    for name in ("launch", "node-count", "workers", "master-port"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args(arguments)
+    node_rank = int(os.environ.get("TR11_NODE_RANK") or os.environ["SLURM_NODEID"])
+    return run(NodeTask(node_rank=node_rank, **vars(options)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The `tr11` command: finds the command's module only when it is asked for, and turns errors into one line.
+
+Exit codes, everywhere: 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+EXIT_FINE = 0
+EXIT_NEEDS_PERSON = 1
+EXIT_USAGE = 2
+EXIT_UNOBSERVED = 3
+
+ERROR_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a command lives, and the line that `tr11 --help` shows without importing it."""
+
+    module: str
+    attribute: str
+    help: str
+    is_group: bool = False
+
+
+COMMANDS: Mapping[str, LazyCommand] = {
+    "launch": LazyCommand("tr11ops.cli.launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
+    "status": LazyCommand("tr11ops.cli.status", "status", "One screen: is the run healthy, and since when."),
+    "logs": LazyCommand("tr11ops.cli.logs", "logs", "Show or follow the run's log, or one worker's."),
+    "kill": LazyCommand("tr11ops.cli.kill", "kill", "Stop a run with a checkpoint, or let it go on (--release)."),
+    "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
+    "estimate": LazyCommand("tr11ops.cli.estimate", "estimate", "Every number that follows from a run card."),
+    "data": LazyCommand("tr11ops.cli.data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
+    "twin": LazyCommand("tr11ops.cli.twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
+}
+
+HELP = """\
+{bold}tr11{plain}: keep a large training alive on a Slurm cluster, and lose nothing.
+
+{bold}Usage{plain}: tr11 COMMAND [OPTIONS]...
+
+{bold}Commands{plain}
+{commands}
+
+{bold}Options{plain}
+  --version             print the version
+  --install-completion  completion of commands and options for this shell
+  --help, -h            this page; `tr11 COMMAND --help` for a command's own
+
+{bold}Examples{plain}
+  tr11 launch --array 1-10            ten tasks, one after another
+  tr11 status                         how it is going
+  tr11 kill --reason "new data"       save and stop; also what is queued
+  tr11 kill --release                 let it run again
+
+The run card is --run PATH, else $TR11_RUN, else tr11.toml here.
+Exit codes: 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe.
+"""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are names and help lines until one of them is run."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=entry.help)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
+        rows = (f"  {typer.style(name, bold=True)}{' ' * (10 - len(name))}{entry.help}" for name, entry in COMMANDS.items())
+        bold, plain = typer.style("\0", bold=True).split("\0")
+        formatter.write(HELP.format(bold=bold, plain=plain, commands="\n".join(rows)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def load(name: str) -> Any:
+    """Import one command's module and build its parser."""
+    entry = COMMANDS[name]
+    target = getattr(importlib.import_module(entry.module), entry.attribute)
+    if entry.is_group:
+        return typer.main.get_group(target)
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name)(target)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="tr11",
+    help="Keep a large training alive on a Slurm cluster, and lose nothing.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Keep a large training alive on a Slurm cluster, and lose nothing."""
+    if version:
+        from tr11ops import __version__
+
+        typer.echo(f"tr11 {__version__}")
+        raise typer.Exit(EXIT_FINE)
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(EXIT_FINE)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script: run one command and end the process with its exit code."""
+    sys.exit(execute(sys.argv[1:] if arguments is None else arguments))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code. Errors become one line each on stderr; no traceback, ever.
+
+    `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the error as an object.
+    """
+    try:
+        status = app(list(arguments), prog_name="tr11", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FINE
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else EXIT_NEEDS_PERSON
+    except BaseException as error:
+        return _report(error, arguments)
+    if status == 130:  # how typer reports Ctrl-C
+        return _report(KeyboardInterrupt(), arguments)
+    return status if isinstance(status, int) else EXIT_FINE
+
+
+def _report(error: BaseException, arguments: Sequence[str]) -> int:
+    code, text = explain(error, next((word for word in arguments if word in COMMANDS), ""))
+    if os.environ.get("TR11_DEBUG") == "1":
+        traceback.print_exception(error)
+    for line in text.splitlines():
+        print(f"tr11: {_printable(line)}", file=sys.stderr)
+    if "--json" in arguments:
+        print(json.dumps({"schema": ERROR_SCHEMA, "error": {"exit_code": code, "lines": text.splitlines()}}))
+    return code
+
+
+def _printable(line: str) -> str:
+    """The line without characters that a terminal obeys or an encoding refuses."""
+    shown = "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def explain(error: BaseException, command: str) -> tuple[int, str]:
+    """The exit code and the words for an error; one line, but for a card with several faults."""
+    known = _explain_own(error)
+    if known is not None:
+        return known
+    if hasattr(error, "format_message"):  # the parser's own errors, whichever library carries them
+        where = f"tr11 {command}".rstrip()
+        words = " ".join(str(error.format_message()).split())
+        return EXIT_USAGE, f"{words} (see {where} --help)"
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_NEEDS_PERSON, "interrupted; nothing more was done"
+    if isinstance(error, typer.Abort):
+        return EXIT_NEEDS_PERSON, "stopped; nothing was changed"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return EXIT_NEEDS_PERSON, f"{place}{error.strerror or error}"
+    words = " ".join(str(error).split())
+    return EXIT_NEEDS_PERSON, f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)"
+
+
+def _explain_own(error: BaseException) -> tuple[int, str] | None:
+    """As `explain`, for the errors that tr11 raises. Their modules are looked up only if something imported them."""
+    cluster, config, common = (sys.modules.get(name) for name in _ERROR_MODULES)
+    if common and isinstance(error, common.Refusal):
+        return error.exit_code, str(error)
+    if config and isinstance(error, config.CardError):
+        return EXIT_USAGE, str(error)
+    if cluster and isinstance(error, cluster.SchedulerUnreachable):
+        return EXIT_UNOBSERVED, f"the scheduler did not answer: {error}; nothing may be concluded, try again"
+    if cluster and isinstance(error, cluster.SchedulerError):
+        return EXIT_NEEDS_PERSON, f"the scheduler refused: {error}"
+    return None
+
+
+_ERROR_MODULES = ("tr11ops.cluster.base", "trainer.config", "tr11ops.cli.common")

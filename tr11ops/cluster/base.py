@@ -1,0 +1,185 @@
+"""What tr11 needs of a scheduler, and nothing more: the protocol and its frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class JobState(StrEnum):
+    """States of a job, as Slurm names them; UNKNOWN is tr11's own and never means "gone"."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_active(self) -> bool:
+        """True while the job holds, or is just giving back, an allocation."""
+        return self in {JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}
+
+    @property
+    def is_final(self) -> bool:
+        """True when the scheduler will do nothing more with the job. UNKNOWN is not final."""
+        return self not in {JobState.PENDING, JobState.UNKNOWN} and not self.is_active
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, or one task of an array; the waiting tasks of an array are one Job with `pending_tasks` set.
+
+    Times are seconds since the epoch; None where the scheduler does not say.
+    """
+
+    job_id: str  # as people type it: "1234", "1234_7", "1234_[4-10%1]"
+    raw_id: str  # the number the scheduler works with, without array decoration
+    array_id: str | None
+    task_id: int | None
+    name: str
+    user: str
+    state: JobState
+    reason: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    node_count: int = 0
+    submit_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    time_limit_seconds: int | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    derived_exit_code: int | None = None
+    comment: str = ""
+    dependency: str = ""
+    excluded: tuple[str, ...] = ()
+    pending_tasks: tuple[int, ...] = ()
+    working_directory: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: `states` are lower-case flags such as {"idle"}, {"mixed", "drain"}, {"down", "not_responding"}."""
+
+    name: str
+    states: frozenset[str]
+    reason: str = ""
+    cpus: int = 0
+    gpus: int = 0
+    memory_megabytes: int = 0
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        """True when the scheduler may place work there, now or when its present work ends."""
+        bad = {"down", "drain", "draining", "drained", "fail", "not_responding", "unknown", "inval", "maintenance"}
+        return not (self.states & bad)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition's limits. None means: no limit."""
+
+    name: str
+    max_time_seconds: int | None
+    node_names: tuple[str, ...]
+    is_up: bool = True
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A batch script and how it should run. `script` is the whole text, `#SBATCH` lines included.
+
+    Every limit is a field too, so that each scheduler can enforce it without reading comments.
+    """
+
+    script: str
+    name: str
+    nodes: int
+    time_limit_seconds: int
+    output: str  # Slurm's patterns: %x name, %j job, %A array, %a task
+    working_directory: Path
+    array: str | None = None  # "1-10%1"
+    gpus_per_node: int = 0
+    cpus_per_task: int = 1
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    quality_of_service: str | None = None
+    dependency: str | None = None  # "afterany:123"
+    exclude: tuple[str, ...] = ()
+    comment: str = ""
+    signal_seconds_before_limit: int | None = None  # USR1 to the batch script, as `--signal=B:USR1@N`
+    hold: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """What `sbatch --test-only` said: whether the request can ever run, and the scheduler's words."""
+
+    accepted: bool
+    message: str
+
+
+class SchedulerError(Exception):
+    """The scheduler refused a request; the text is one line, fit to be shown."""
+
+
+class SchedulerUnreachable(SchedulerError):
+    """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
+
+
+class Scheduler(Protocol):
+    """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it passes."""
+
+    name: str
+
+    def submit(self, request: BatchRequest) -> str:
+        """Submit, and return the job id. Raises SchedulerError with the scheduler's reason."""
+
+    def test(self, request: BatchRequest) -> TestResult:
+        """Would this request be accepted? Submits nothing."""
+
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+        """All jobs the scheduler still knows (also recently ended ones), in one call."""
+
+    def job(self, job_id: str) -> Job | None:
+        """One job or array task by id; None if the scheduler no longer knows it, which is not "failed"."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, in one call."""
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions, in one call."""
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job, an array, or one task (`ID_k`)."""
+
+    def hold(self, job_id: str) -> None:
+        """Keep a pending job or the pending tasks of an array from starting."""
+
+    def release(self, job_id: str) -> None:
+        """Undo `hold`."""
+
+    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
+        """Send a signal (`USR1`, `TERM`, ...) to the job's batch script, or to all its processes."""
+
+    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
+        """Set the excluded nodes of pending work in place, keeping its place in the queue."""

@@ -1,0 +1,120 @@
+"""Processes of the embedded scheduler's tasks: who is who for ever, who descends from whom, and ending them all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from tr11ops.cluster.local_records import ProcessMark
+
+_SET_NAME = 15  # prctl(2)
+_SET_CHILD_SUBREAPER = 36
+
+
+@cache
+def boot_mark() -> str:
+    """What tells this boot of this machine from every other."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{os.uname().nodename}@{psutil.boot_time():.0f}"
+
+
+def start_mark(pid: int) -> str | None:
+    """When a process started, in a form that clock changes leave alone; None if there is no such process."""
+    if sys.platform == "linux":
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if fields[0] == b"Z" else fields[19].decode()
+    try:
+        return repr(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def mark(pid: int) -> ProcessMark:
+    """Name a living process for ever. A process that is gone gets a mark that matches nothing."""
+    return ProcessMark(pid, start_mark(pid) or "gone", boot_mark())
+
+
+def is_alive(process: ProcessMark | None) -> bool:
+    """Does exactly this process still run, on this machine, since this boot?"""
+    return process is not None and process.boot == boot_mark() and start_mark(process.pid) == process.start
+
+
+def descendants(pid: int, spared: Collection[ProcessMark]) -> list[psutil.Process]:
+    """All living descendants of a process, but nothing at or below a spared one.
+
+    Spared are supervisors: a job may submit jobs, and those do not end with it.
+    """
+    spared_pids = {process.pid for process in spared if is_alive(process)}
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                lineage = {child.pid, *(parent.pid for parent in child.parents())} if spared_pids else set()
+                if not lineage & spared_pids and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+    return found
+
+
+def with_environment(wanted: dict[str, str], spared: Collection[ProcessMark]) -> list[psutil.Process]:
+    """All processes that were started with exactly these variables, but no spared one and not the caller."""
+    spared_pids = {process.pid for process in spared} | {os.getpid()}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environment = process.environ()
+            if process.pid not in spared_pids and all(environment.get(key) == wanted[key] for key in wanted):
+                found.append(process)
+    return [process for process in found if _is_running(process)]
+
+
+def _is_running(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def send(processes: Collection[psutil.Process], number: int) -> None:
+    """Signal each; those already gone are as good as signalled."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def kill_task_leftovers(
+    wanted: dict[str, str], step: ProcessMark | None, spared: Collection[ProcessMark], patience_seconds: float = 10.0
+) -> int:
+    """KILL everything that a task left behind, by its keeper's tree and by its environment. Returns what remains."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        left = with_environment(wanted, spared)
+        if step is not None and is_alive(step):
+            left += [*descendants(step.pid, spared), psutil.Process(step.pid)]
+        send(left, signal.SIGKILL)
+        if not left or time.monotonic() > deadline:
+            return len(left)
+        time.sleep(0.02)
+
+
+def adopt_orphans(name: str) -> None:
+    """Linux: make this process the parent of every orphan below it, and show it as `name` in process lists.
+
+    Elsewhere orphans go to the first process; they are then found by their environment.
+    """
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        library.prctl(_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)

@@ -1,0 +1,297 @@
+"""The embedded scheduler's frozen records: settings, one submission with its tasks, and how they read as `Job`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.cluster.base import BatchRequest, Job, JobState
+
+PARTITION = "local"
+DEFAULT_NODE_COUNT = 8
+NODE_PREFIX = "local-node"
+
+
+def simulated_nodes(count: int) -> tuple[str, ...]:
+    """The names of `count` simulated nodes: local-node1, local-node2, ..."""
+    return tuple(f"{NODE_PREFIX}{number}" for number in range(1, count + 1))
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """What the embedded scheduler pretends to be. Times in seconds; None means: no limit, or not checked."""
+
+    nodes: tuple[str, ...] = simulated_nodes(DEFAULT_NODE_COUNT)
+    kill_wait_seconds: float = 30.0  # between TERM and KILL, as Slurm's KillWait
+    keep_seconds: float = 7 * 86400.0  # how long ended jobs stay visible
+    max_time_seconds: int | None = None
+    gpus_per_node: int | None = None
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> LocalSettings:
+        known = {**value, "nodes": tuple(value["nodes"])} if "nodes" in value else dict(value)
+        return LocalSettings(**known)
+
+
+@dataclass(frozen=True)
+class ProcessMark:
+    """One process for ever: the id alone may be reused, so the boot and the start time go with it."""
+
+    pid: int
+    start: str  # clock ticks since boot on Linux, seconds since the epoch elsewhere
+    boot: str
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """One started task: its allocation, its processes and how it ended."""
+
+    raw_id: int
+    task_id: int | None
+    nodes: tuple[str, ...]
+    start_time: float
+    state: JobState = JobState.RUNNING
+    reason: str = ""
+    end_time: float | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    cancel: bool = False
+    step: ProcessMark | None = None  # the keeper of the task's processes
+    batch: ProcessMark | None = None  # the batch script
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "step": vars(self.step) if self.step else None,
+            "batch": vars(self.batch) if self.batch else None,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> TaskRecord:
+        marks = {key: ProcessMark(**value[key]) if value[key] else None for key in ("step", "batch")}
+        return TaskRecord(
+            **{**value, **marks, "nodes": tuple(value["nodes"]), "state": JobState(value["state"])}
+        )
+
+
+@dataclass(frozen=True)
+class WaitingTask:
+    """One task that has not started. `task_id` is None for a job without an array."""
+
+    task_id: int | None
+    held: bool = False
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Tasks that were cancelled before they started, in one record."""
+
+    task_ids: tuple[int | None, ...]
+    time: float
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission: a job, or an array of them."""
+
+    job_id: int
+    request: BatchRequest
+    user: str
+    submit_time: float
+    is_array: bool
+    throttle: int | None
+    waiting: tuple[WaitingTask, ...]
+    tasks: tuple[TaskRecord, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    reason: str = ""
+    array_bounds: tuple[int, int, int, int] = (0, 0, 0, 0)  # smallest index, largest, step, count
+
+    @property
+    def running(self) -> tuple[TaskRecord, ...]:
+        return tuple(task for task in self.tasks if not task.state.is_final)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.waiting and not self.running
+
+    @property
+    def has_started(self) -> bool:
+        """True when no task waits for its first start, as the dependency `after` means it."""
+        return not self.waiting
+
+    @property
+    def end_time(self) -> float:
+        """When the last task ended or was dropped; the submit time if nothing has ended."""
+        ends = [task.end_time for task in self.tasks if task.end_time is not None]
+        return max([self.submit_time, *ends, *(dropped.time for dropped in self.dropped)])
+
+    def with_task(self, task: TaskRecord) -> Submission:
+        """The same submission with this task's record replaced (found by its raw id), or added."""
+        others = tuple(task if known.raw_id == task.raw_id else known for known in self.tasks)
+        return replace(self, tasks=others if task in others else (*others, task))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON. The script and the environment are not in it: they lie in files of their own."""
+        request = {"working_directory": str(self.request.working_directory), "script": "", "environment": {}}
+        return {
+            **vars(self),
+            "request": {**vars(self.request), **request},
+            "waiting": [
+                {"task_ids": task_ids, "held": held, "excluded": excluded}
+                for (held, excluded), task_ids in _waiting_groups(self.waiting).items()
+            ],
+            "tasks": [task.to_json() for task in self.tasks],
+            "dropped": [vars(dropped) for dropped in self.dropped],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Submission:
+        request = value["request"]
+        waiting = [
+            WaitingTask(task_id, group["held"], tuple(group["excluded"]))
+            for group in value["waiting"]
+            for task_id in group["task_ids"]
+        ]
+        return Submission(
+            **{
+                **value,
+                "request": BatchRequest(
+                    **{
+                        **request,
+                        "working_directory": Path(request["working_directory"]),
+                        "exclude": tuple(request["exclude"]),
+                    }
+                ),
+                "waiting": tuple(sorted(waiting, key=lambda task: -1 if task.task_id is None else task.task_id)),
+                "tasks": tuple(TaskRecord.from_json(task) for task in value["tasks"]),
+                "dropped": tuple(Dropped(tuple(drop["task_ids"]), drop["time"]) for drop in value["dropped"]),
+                "array_bounds": tuple(value["array_bounds"]),
+            }
+        )
+
+
+def _waiting_groups(waiting: Iterable[WaitingTask]) -> dict[tuple[bool, tuple[str, ...]], list[int | None]]:
+    groups: dict[tuple[bool, tuple[str, ...]], list[int | None]] = {}
+    for task in waiting:
+        groups.setdefault((task.held, task.excluded), []).append(task.task_id)
+    return groups
+
+
+# ----------------------------------------------------------------------------- as the Scheduler protocol shows them
+def format_ranges(numbers: Iterable[int]) -> str:
+    """`1,2,3,7` as people write it: "1-3,7". The numbers must be sorted."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _common(submission: Submission) -> dict[str, Any]:
+    request = submission.request
+    return {
+        "array_id": str(submission.job_id) if submission.is_array else None,
+        "name": request.name,
+        "user": submission.user,
+        "partition": PARTITION,
+        "node_count": request.nodes,
+        "submit_time": submission.submit_time,
+        "time_limit_seconds": request.time_limit_seconds,
+        "comment": request.comment,
+        "working_directory": str(request.working_directory),
+        "output": request.output,
+    }
+
+
+def _display_id(submission: Submission, task_ids: tuple[int | None, ...]) -> str:
+    numbers = [number for number in task_ids if number is not None]
+    if not submission.is_array:
+        return str(submission.job_id)
+    if len(numbers) == 1:
+        return f"{submission.job_id}_{numbers[0]}"
+    throttle = f"%{submission.throttle}" if submission.throttle else ""
+    return f"{submission.job_id}_[{format_ranges(numbers)}{throttle}]"
+
+
+def waiting_job(submission: Submission, group: tuple[WaitingTask, ...]) -> Job:
+    """The Job for waiting tasks that share their hold and exclusions. `group` must not be empty."""
+    first = group[0]
+    numbers = tuple(task.task_id for task in group if task.task_id is not None)
+    return Job(
+        job_id=_display_id(submission, tuple(task.task_id for task in group)),
+        raw_id=str(submission.job_id),
+        task_id=numbers[0] if len(numbers) == 1 else None,
+        state=JobState.PENDING,
+        reason="JobHeldUser" if first.held else submission.reason,
+        dependency=submission.request.dependency or "",
+        excluded=first.excluded,
+        pending_tasks=numbers,
+        **_common(submission),
+    )
+
+
+def task_job(submission: Submission, task: TaskRecord) -> Job:
+    """The Job for one started task."""
+    return Job(
+        job_id=_display_id(submission, (task.task_id,)),
+        raw_id=str(task.raw_id),
+        task_id=task.task_id,
+        state=task.state,
+        reason=task.reason,
+        nodes=task.nodes,
+        start_time=task.start_time,
+        end_time=task.end_time,
+        exit_code=task.exit_code,
+        exit_signal=task.exit_signal,
+        **_common(submission),
+    )
+
+
+def dropped_job(submission: Submission, dropped: Dropped) -> Job:
+    """The Job for tasks that were cancelled before they started."""
+    numbers = tuple(number for number in dropped.task_ids if number is not None)
+    return Job(
+        job_id=_display_id(submission, dropped.task_ids),
+        raw_id=str(submission.job_id),
+        task_id=numbers[0] if len(numbers) == 1 else None,
+        state=JobState.CANCELLED,
+        end_time=dropped.time,
+        **_common(submission),
+    )
+
+
+def submission_jobs(submission: Submission) -> tuple[Job, ...]:
+    """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks in groups."""
+    groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
+    for waiting in submission.waiting:
+        groups.setdefault((waiting.held, waiting.excluded), []).append(waiting)
+    return (
+        *(waiting_job(submission, tuple(group)) for group in groups.values()),
+        *(task_job(submission, task) for task in submission.tasks),
+        *(dropped_job(submission, dropped) for dropped in submission.dropped),
+    )
+
+
+def find_job(submission: Submission, task_id: int | None) -> Job | None:
+    """One task of an array; without `task_id` the job itself, or of an array what matters most now:
+    its waiting tasks, else its newest started task, else the tasks dropped last."""
+    for waiting in submission.waiting:
+        if task_id is not None and waiting.task_id == task_id:
+            return waiting_job(submission, (waiting,))
+    for task in reversed(submission.tasks):
+        if task_id is not None and task.task_id == task_id:
+            return task_job(submission, task)
+    for dropped in submission.dropped:
+        if task_id is not None and task_id in dropped.task_ids:
+            return dropped_job(submission, Dropped((task_id,), dropped.time))
+    jobs = submission_jobs(submission) if task_id is None else ()
+    if jobs and jobs[0].state is JobState.PENDING:
+        return jobs[0]
+    if submission.tasks and task_id is None:
+        return task_job(submission, submission.tasks[-1])
+    return jobs[0] if jobs else None

@@ -1,0 +1,247 @@
+"""The embedded scheduler's decisions: array and dependency syntax, admission, who may start where. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.cluster.local_records import PARTITION, LocalSettings, Submission, TaskRecord, WaitingTask
+
+LARGEST_ARRAY_INDEX = 99_999
+MOST_ARRAY_TASKS = 10_000
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+# ----------------------------------------------------------------------------- arrays
+@dataclass(frozen=True)
+class ArraySpecification:
+    """Sorted indices of an array and how many tasks may run at once (None: no limit)."""
+
+    indices: tuple[int, ...]
+    throttle: int | None
+    step: int
+
+
+def parse_array(text: str) -> ArraySpecification:
+    """Read Slurm's array syntax: `1-10%1`, `0-15:4`, `1,3,5-7`. Raises SchedulerError with the fault."""
+
+    def fault(rule: str) -> SchedulerError:
+        return SchedulerError(f"invalid job array {text!r}: {rule}; write it like 1-10%1 or 0-15:4 or 1,3,5-7")
+
+    listing, percent, limit = text.partition("%")
+    if percent and not (re.fullmatch(r"\d+", limit) and int(limit) > 0):
+        raise fault("the number after % must be 1 or more")
+    indices: set[int] = set()
+    step = 1
+    for part in listing.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise fault(f"{part!r} is not an index or a range")
+        low = int(match[1])
+        high = int(match[2]) if match[2] else low
+        step = int(match[3]) if match[3] else 1
+        if high < low:
+            raise fault(f"{part!r} runs backwards")
+        if step < 1:
+            raise fault(f"the step in {part!r} must be 1 or more")
+        if high > LARGEST_ARRAY_INDEX:
+            raise fault(f"{high} is above the largest index, {LARGEST_ARRAY_INDEX}")
+        indices.update(range(low, high + 1, step))
+    if len(indices) > MOST_ARRAY_TASKS:
+        raise fault(f"{len(indices)} tasks are more than the most, {MOST_ARRAY_TASKS}")
+    return ArraySpecification(tuple(sorted(indices)), int(limit) if percent else None, step if "," not in text else 1)
+
+
+def parse_job_id(text: str) -> tuple[int, int | None]:
+    """`"12"` -> (12, None), `"12_3"` -> (12, 3). Raises SchedulerError for anything else."""
+    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,18}))?", text)
+    if match is None:
+        raise SchedulerError(f"invalid job id {text!r}: a job id is a number, or ARRAY_TASK like 12_3")
+    return int(match[1]), int(match[2]) if match[2] else None
+
+
+# ----------------------------------------------------------------------------- dependencies
+class Verdict(Enum):
+    """Whether a dependency lets a job start."""
+
+    MET = "met"
+    WAIT = "wait"
+    NEVER = "never"
+
+
+@dataclass(frozen=True)
+class DependencyTerm:
+    """One condition: a kind, and the job or array task that it looks at (none for `singleton`)."""
+
+    kind: str
+    job_id: int | None = None
+    task_id: int | None = None
+    delay_seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """Conditions of which all must hold, or, after Slurm's `?` separator, any one."""
+
+    terms: tuple[DependencyTerm, ...]
+    any_one: bool = False
+
+
+DEPENDENCY_KINDS = ("after", "afterany", "afternotok", "afterok", "singleton")
+
+
+def parse_dependency(text: str) -> Dependency:
+    """Read `afterok:12:13_4,singleton` or `afterany:1?afterany:2`. Raises SchedulerError with the fault."""
+
+    def fault(rule: str) -> SchedulerError:
+        return SchedulerError(f"invalid dependency {text!r}: {rule}; write it like afterany:12 or afterok:12:13")
+
+    if "," in text and "?" in text:
+        raise fault("use either , (all) or ? (any), not both")
+    terms: list[DependencyTerm] = []
+    for part in re.split(r"[,?]", text):
+        kind, *targets = part.split(":")
+        if kind not in DEPENDENCY_KINDS:
+            raise fault(f"{kind!r} is not one of {', '.join(DEPENDENCY_KINDS)}")
+        if kind == "singleton":
+            if targets:
+                raise fault("singleton takes no job id")
+            terms.append(DependencyTerm(kind))
+            continue
+        if not targets:
+            raise fault(f"{kind} needs a job id")
+        for target in targets:
+            identifier, plus, minutes = target.partition("+")
+            if plus and (kind != "after" or not minutes.isdecimal()):
+                raise fault(f"{target!r}: a delay in whole minutes is for `after` alone")
+            try:
+                job_id, task_id = parse_job_id(identifier)
+            except SchedulerError:
+                raise fault(f"{identifier!r} is not a job id") from None
+            terms.append(DependencyTerm(kind, job_id, task_id, 60 * int(minutes) if plus else 0))
+    return Dependency(tuple(terms), "?" in text)
+
+
+def dependency_verdict(
+    dependency: Dependency,
+    submission: Submission,
+    find: Callable[[int], Submission | None],
+    others: Iterable[Submission],
+    now: float,
+) -> Verdict:
+    """May `submission` start? `find` gives a submission by id (None: aged out), `others` all that are not over."""
+    verdicts = []
+    for term in dependency.terms:
+        if term.job_id is None:
+            earlier = any(
+                other.job_id < submission.job_id
+                and (other.request.name, other.user) == (submission.request.name, submission.user)
+                and not other.is_over
+                for other in others
+            )
+            verdicts.append(Verdict.WAIT if earlier else Verdict.MET)
+        else:
+            verdicts.append(_term_verdict(term, find(term.job_id), now))
+    if dependency.any_one:
+        order = (Verdict.MET, Verdict.WAIT, Verdict.NEVER)
+    else:
+        order = (Verdict.NEVER, Verdict.WAIT, Verdict.MET)
+    return next(verdict for verdict in order if verdict in verdicts)
+
+
+def _term_verdict(term: DependencyTerm, target: Submission | None, now: float) -> Verdict:
+    if target is None:  # only a job that ended long ago is gone; how it ended is not known any more
+        return Verdict.MET if term.kind in {"after", "afterany"} else Verdict.NEVER
+    tasks: Sequence[TaskRecord] = target.tasks
+    waiting: Collection[WaitingTask] = target.waiting
+    dropped = bool(target.dropped)
+    if term.task_id is not None:
+        tasks = [task for task in tasks if task.task_id == term.task_id]
+        waiting = [task for task in waiting if task.task_id == term.task_id]
+        dropped = any(term.task_id in drop.task_ids for drop in target.dropped)
+    if term.kind == "after":
+        starts = [task.start_time for task in tasks] or [target.end_time]
+        return Verdict.MET if not waiting and now >= max(starts) + term.delay_seconds else Verdict.WAIT
+    failed = dropped or any(task.state.is_final and task.state is not JobState.COMPLETED for task in tasks)
+    ended = not waiting and all(task.state.is_final for task in tasks)
+    if term.kind == "afterany":
+        return Verdict.MET if ended else Verdict.WAIT
+    if not ended:
+        return Verdict.WAIT
+    return Verdict.MET if failed == (term.kind == "afternotok") else Verdict.NEVER
+
+
+# ----------------------------------------------------------------------------- admission and placement
+def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
+    """Why this request can never run here, in one line; None when it can."""
+    if not request.script.startswith("#!"):
+        return "the batch script must begin with #! and its interpreter, such as #!/bin/bash"
+    if "\0" in request.script + request.name + request.comment + request.output:
+        return "script, name, comment and output must not contain a NUL character"
+    if request.time_limit_seconds < 1:
+        return f"time limit of {request.time_limit_seconds} s: it must be 1 or more"
+    if settings.max_time_seconds is not None and request.time_limit_seconds > settings.max_time_seconds:
+        return (
+            f"time limit of {request.time_limit_seconds} s is above the {settings.max_time_seconds} s "
+            f"of partition {PARTITION!r}"
+        )
+    early = request.signal_seconds_before_limit
+    if early is not None and not 0 < early < request.time_limit_seconds:
+        return f"signal {early} s before the limit: it must be more than 0 and less than the limit of " + (
+            f"{request.time_limit_seconds} s"
+        )
+    if request.partition not in {None, PARTITION}:
+        return f"invalid partition {request.partition!r}: the embedded scheduler has {PARTITION!r} alone"
+    if request.constraint or request.reservation:
+        what = "constraint" if request.constraint else "reservation"
+        return f"invalid {what} {request.constraint or request.reservation!r}: the embedded scheduler has none"
+    if settings.gpus_per_node is not None and request.gpus_per_node > settings.gpus_per_node:
+        return f"{request.gpus_per_node} GPUs per node asked for, {settings.gpus_per_node} there"
+    if not request.working_directory.is_dir():
+        return f"working directory {str(request.working_directory)!r} does not exist"
+    return placement_fault(request.nodes, request.exclude, settings)
+
+
+def placement_fault(node_count: int, excluded: Collection[str], settings: LocalSettings) -> str | None:
+    """Why `node_count` nodes outside `excluded` can never be had; None when they can."""
+    unknown = sorted(set(excluded) - set(settings.nodes))
+    if unknown:
+        return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {settings.nodes[0]} to " + (
+            f"{settings.nodes[-1]}"
+        )
+    if node_count < 1:
+        return f"{node_count} nodes asked for: it must be 1 or more"
+    there = len(settings.nodes) - len(set(excluded))
+    if node_count > there:
+        return (
+            f"{node_count} nodes asked for, {there} can be had "
+            f"({len(settings.nodes)} nodes, {len(set(excluded))} excluded)"
+        )
+    return None
+
+
+def choose_nodes(
+    submission: Submission, task: WaitingTask, others: Iterable[Submission], settings: LocalSettings
+) -> tuple[tuple[str, ...], str]:
+    """The nodes for a task that is otherwise ready, or none and the reason (Resources, Priority).
+
+    Nodes are exclusive. First come, first served: what an earlier submission is waiting for is not taken.
+    """
+    busy = {node for running in submission.running for node in running.nodes}
+    reserved: set[str] = set()
+    for other in others:
+        if other.job_id == submission.job_id:
+            continue
+        busy.update(node for running in other.running for node in running.nodes)
+        if other.job_id < submission.job_id and other.waiting and other.reason in {"Resources", "Priority"}:
+            first = next((waiting for waiting in other.waiting if not waiting.held), None)
+            reserved.update(set(settings.nodes) - set(first.excluded) if first else ())
+    free = [node for node in settings.nodes if node not in busy and node not in task.excluded]
+    open_to_us = [node for node in free if node not in reserved]
+    if len(open_to_us) >= submission.request.nodes:
+        return tuple(open_to_us[: submission.request.nodes]), ""
+    return (), "Priority" if len(free) >= submission.request.nodes else "Resources"

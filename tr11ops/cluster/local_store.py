@@ -1,0 +1,253 @@
+"""The embedded scheduler's state folder: JSON files replaced atomically, changes under one lock.
+
+    settings.json           nodes and limits (`LocalSettings`)
+    lock                    held (flock) for every change
+    last_id                 the newest job number given out
+    active/ID               present while submission ID is not over
+    jobs/ID/state.json      the submission and its tasks
+    jobs/ID/script          the batch script
+    jobs/ID/environment.json  the job's environment, readable by its owner alone, removed when the submission is over
+    jobs/ID/supervisor.lock held (flock) by the supervisor for as long as it lives, so a dead one is known for sure
+    jobs/ID/supervisor.log  what the supervisor had to say
+    jobs/ID/wake            a FIFO: a byte there tells the supervisor to look at its state again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.local_records import LocalSettings, Submission, simulated_nodes
+from tr11ops.cluster.local_rules import parse_dependency
+
+LOCK_PATIENCE_SECONDS = 30.0
+FOLDER_VARIABLE = "TR11_LOCAL_SCHEDULER"
+NODES_VARIABLE = "TR11_LOCAL_NODES"
+
+
+def default_folder(environment: Mapping[str, str]) -> Path:
+    """$TR11_LOCAL_SCHEDULER, else tr11/local in the user's state folder."""
+    if environment.get(FOLDER_VARIABLE):
+        return Path(environment[FOLDER_VARIABLE]).absolute()
+    state = environment.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "tr11" / "local"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step, on disk before it is visible, for its owner alone."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class LocalStore:
+    """The state folder. Reading needs no lock; every change happens inside `changing()`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> None:
+        """Create the folder. Raises SchedulerError where that is not possible."""
+        try:
+            for folder in (self.folder, self.folder / "jobs", self.folder / "active"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SchedulerError(
+                f"cannot keep the embedded scheduler's state in {str(self.folder)!r}: {error.strerror}; "
+                f"set {FOLDER_VARIABLE} to a folder that you may write"
+            ) from None
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock. Raises SchedulerUnreachable when another process does not give it up."""
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+            while not try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise SchedulerUnreachable(
+                        f"another process has held {str(self.folder / 'lock')!r} for {LOCK_PATIENCE_SECONDS:.0f} s"
+                    )
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # ------------------------------------------------------------------------- settings
+    def settings(self) -> LocalSettings:
+        """The settings on disk, or the defaults."""
+        value = self._read(self.folder / "settings.json")
+        return LocalSettings.from_json(value) if value else LocalSettings()
+
+    def save_settings(self, settings: LocalSettings) -> None:
+        if settings != self.settings():
+            write_file(self.folder / "settings.json", json.dumps(asdict(settings)))
+
+    # ------------------------------------------------------------------------- submissions
+    def job_folder(self, job_id: int) -> Path:
+        return self.folder / "jobs" / str(job_id)
+
+    def next_id(self) -> int:
+        """A job number that was never given out before. Call it inside `changing()`."""
+        counter = self.folder / "last_id"
+        try:
+            last = int(counter.read_text())
+        except FileNotFoundError:
+            last = 0
+        number = max([last, *(int(name) for name in self._numbers("jobs"))]) + 1
+        write_file(counter, f"{number}\n")
+        return number
+
+    def last_id(self) -> int:
+        try:
+            return int((self.folder / "last_id").read_text())
+        except FileNotFoundError:
+            return 0
+
+    def create(self, submission: Submission, environment: Mapping[str, str]) -> None:
+        """Write a new submission; it is visible when its state file, the last one, is there."""
+        folder = self.job_folder(submission.job_id)
+        folder.mkdir(mode=0o700)
+        write_file(folder / "script", submission.request.script)
+        write_file(folder / "environment.json", json.dumps(dict(environment)))
+        os.mkfifo(folder / "wake", 0o600)
+        (self.folder / "active" / str(submission.job_id)).touch()
+        self.save(submission)
+
+    def save(self, submission: Submission) -> None:
+        folder = self.job_folder(submission.job_id)
+        write_file(folder / "state.json", json.dumps(submission.to_json()))
+        if submission.is_over:
+            (folder / "environment.json").unlink(missing_ok=True)
+            (self.folder / "active" / str(submission.job_id)).unlink(missing_ok=True)
+
+    def load(self, job_id: int) -> Submission | None:
+        """One submission; None if it is not, or no longer, known."""
+        value = self._read(self.job_folder(job_id) / "state.json")
+        return Submission.from_json(value) if value else None
+
+    def active(self) -> tuple[Submission, ...]:
+        """Every submission that is not over, oldest first."""
+        found = (self.load(job_id) for job_id in self._numbers("active"))
+        return tuple(submission for submission in found if submission is not None and not submission.is_over)
+
+    def active_ids(self) -> tuple[int, ...]:
+        return self._numbers("active")
+
+    def everything(self) -> tuple[Submission, ...]:
+        """Every submission that is still known, oldest first."""
+        found = (self.load(job_id) for job_id in self._numbers("jobs"))
+        return tuple(submission for submission in found if submission is not None)
+
+    def find_raw(self, raw_id: int) -> tuple[Submission, int | None] | None:
+        """The submission and array index of a task by its raw number, which is never below its submission's."""
+        for job_id in reversed(self._numbers("jobs")):
+            submission = self.load(job_id) if job_id <= raw_id else None
+            for task in submission.tasks if submission else ():
+                if submission is not None and task.raw_id == raw_id:
+                    return submission, task.task_id
+        return None
+
+    def prune(self, now: float, keep_seconds: float) -> None:
+        """Forget what ended long ago, unless something that waits depends on it. Call it inside `changing()`."""
+        active = set(self._numbers("active"))
+        needed = {
+            term.job_id
+            for submission in self.active()
+            if submission.waiting and submission.request.dependency
+            for term in parse_dependency(submission.request.dependency).terms
+        }
+        for job_id in set(self._numbers("jobs")) - active - needed:
+            folder = self.job_folder(job_id)
+            try:
+                is_old = (folder / "state.json").stat().st_mtime < now - keep_seconds
+            except FileNotFoundError:
+                is_old = folder.stat().st_mtime < now - keep_seconds
+            if is_old:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def wake(self, *job_ids: int) -> None:
+        """Have these supervisors look at the state again; without ids, all of them."""
+        for job_id in job_ids or self._numbers("active"):
+            # No reader means no supervisor: recovery, not a byte in a FIFO, is what helps then.
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.job_folder(job_id) / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.write(descriptor, b"!")
+                finally:
+                    os.close(descriptor)
+
+    def supervisor_lock(self, job_id: int) -> int | None:
+        """The supervisor's lock, taken: a descriptor to keep or to close. None while a supervisor lives."""
+        try:
+            descriptor = os.open(
+                self.job_folder(job_id) / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except FileNotFoundError:  # pruned between listing and looking
+            return None
+        if try_lock(descriptor):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    # ------------------------------------------------------------------------- helpers
+    def _numbers(self, name: str) -> tuple[int, ...]:
+        try:
+            return tuple(sorted(int(entry) for entry in os.listdir(self.folder / name) if entry.isdecimal()))
+        except FileNotFoundError:
+            return ()
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise SchedulerUnreachable(f"cannot read {str(path)!r}: {error}") from None
+        if not isinstance(value, dict):
+            raise SchedulerUnreachable(f"{str(path)!r} is not a JSON object")
+        return value
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take an exclusive flock without waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def nodes_from_environment(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """$TR11_LOCAL_NODES: a number of simulated nodes, or their names with commas. Raises SchedulerError."""
+    text = environment.get(NODES_VARIABLE, "").strip()
+    if not text:
+        return None
+    if text.isdecimal():
+        if not 1 <= int(text) <= 10_000:
+            raise SchedulerError(f"{NODES_VARIABLE}={text}: the number of nodes must be between 1 and 10000")
+        return simulated_nodes(int(text))
+    names = tuple(name.strip() for name in text.split(","))
+    if len(set(names)) != len(names) or not all(name.replace("-", "").replace("_", "").isalnum() for name in names):
+        raise SchedulerError(f"{NODES_VARIABLE}={text!r}: give a number, or distinct node names with commas between")
+    return names
+
+
+__all__ = ["LocalStore", "default_folder", "nodes_from_environment", "try_lock", "write_file"]

@@ -1,0 +1,30 @@
+"""What a detector concludes: one fault or remark, with its evidence and the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Severity(IntEnum):
+    """INFO is worth knowing, WARNING wants a person in working hours, CRITICAL wants one now."""
+
+    INFO = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One conclusion from a snapshot.
+
+    `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a job, a node, a
+    step), so that detector and subject together tell one finding from another over time. `fix` is a command, or "".
+    """
+
+    detector: str
+    severity: Severity
+    title: str
+    subject: str = ""
+    evidence: tuple[str, ...] = ()
+    fix: str = ""

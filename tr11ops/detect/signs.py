@@ -1,0 +1,209 @@
+"""What a snapshot means before any judgement: which jobs count, the last sign of life, the pace, the remaining work.
+
+Pure functions over a Snapshot, shared by the detectors, the verdict and the status screen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from trainer.contract import EndMarker, Heartbeat
+
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+TRAINING_PHASE = "training"
+RECENT_STEPS = 100
+STALL_FACTOR = 10.0  # iterations' worth of silence before a training counts as stalled
+STALL_FLOOR_SECONDS = 120.0  # shorter silences say nothing: files on shared file systems are seen late
+OTHER_PHASE_SECONDS = HOUR  # start-up, evaluation and saving of the largest run stay well below it
+LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
+
+# Reasons for which a pending job waits for a person, not for nodes. Prefixes, as versions of Slurm add words.
+HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")
+DEAD_REASONS = (
+    "DependencyNeverSatisfied", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionTimeLimit",
+    "PartitionNodeLimit", "PartitionInactive", "PartitionDown", "ReqNodeNotAvail(Never)", "AssociationTimeLimit",
+    "JobArrayTaskLimit(0)", "QOSTimeLimit", "DeadLine",
+)
+
+
+# ----------------------------------------------------------------------------- jobs
+def active_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Jobs of this run that hold an allocation; empty also where jobs are unknown."""
+    return tuple(job for job in known(snapshot.jobs, ()) if job.state.is_active)
+
+
+def pending_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Jobs of this run in the queue; the waiting tasks of an array are one job."""
+    return tuple(job for job in known(snapshot.jobs, ()) if job.state is JobState.PENDING)
+
+
+def is_held(job: Job) -> bool:
+    return job.reason.startswith(HELD_REASONS)
+
+
+def is_dead(job: Job) -> bool:
+    """True when a pending job can never start as it stands."""
+    return job.reason.startswith(DEAD_REASONS)
+
+
+def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Pending jobs that will start without a person's help."""
+    return tuple(job for job in pending_jobs(snapshot) if not is_held(job) and not is_dead(job))
+
+
+def queued_tasks(jobs: tuple[Job, ...]) -> int:
+    return sum(max(1, len(job.pending_tasks)) for job in jobs)
+
+
+def identifiers(job: Job) -> frozenset[str]:
+    """Every id under which the run directory may know a started job."""
+    return frozenset({job.job_id, job.raw_id})
+
+
+# ----------------------------------------------------------------------------- attempts
+def last_attempt(snapshot: Snapshot) -> Attempt | None:
+    attempts = known(snapshot.attempts, ())
+    return max(attempts, key=lambda attempt: attempt.changed, default=None)
+
+
+def marker_of(snapshot: Snapshot, names: frozenset[str]) -> EndMarker | None:
+    """The end marker of the attempt with one of these ids, where it has one that can be read."""
+    for attempt in known(snapshot.attempts, ()):
+        if attempt.job_id in names and isinstance(attempt.end, EndMarker):
+            return attempt.end
+    return None
+
+
+def last_marker(snapshot: Snapshot) -> EndMarker | None:
+    """The newest end marker of all."""
+    markers = [attempt.end for attempt in known(snapshot.attempts, ()) if isinstance(attempt.end, EndMarker)]
+    return max(markers, key=lambda marker: marker.time, default=None)
+
+
+# ----------------------------------------------------------------------------- progress
+def iteration(snapshot: Snapshot) -> int | None:
+    """The last finished iteration. After a roll-back this is less than the largest one ever seen, as it must be."""
+    steps = known(snapshot.steps, ())
+    if steps:
+        return steps[-1].record.iteration
+    marker = last_marker(snapshot)
+    return marker.iteration if marker is not None else None
+
+
+def total_iterations(snapshot: Snapshot) -> int | None:
+    """Iterations of the whole training: the running trainer's own count before the card's."""
+    steps = known(snapshot.steps, ())
+    if steps and steps[-1].record.total_iterations > 0:
+        return steps[-1].record.total_iterations
+    return snapshot.run.total_iterations
+
+
+def seconds_per_iteration(snapshot: Snapshot) -> float | None:
+    """Median of the recent steps: the mean would carry the few slow ones into every forecast."""
+    recent = [step.record.seconds_per_iteration for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
+    finite = [value for value in recent if math.isfinite(value) and value > 0]
+    return median(finite) if finite else None
+
+
+def remaining_seconds(snapshot: Snapshot) -> float | None:
+    """Pure training time still to go, at the recent pace. Queue waits and restarts are not in it."""
+    done, total, pace = iteration(snapshot), total_iterations(snapshot), seconds_per_iteration(snapshot)
+    if done is None or total is None or pace is None:
+        return None
+    return max(0, total - done) * pace
+
+
+def is_finished(snapshot: Snapshot) -> bool:
+    marker = last_marker(snapshot)
+    if marker is not None and marker.reason == "finished":
+        done = iteration(snapshot)
+        return done is None or done <= marker.iteration
+    return False
+
+
+def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
+    """How long one task of this job trains: the card's exit duration, or the job's time limit."""
+    limits = [value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None]
+    return float(min(limits)) if limits else None
+
+
+def queue_coverage_seconds(snapshot: Snapshot) -> float | None:
+    """Training time that the running task and the queued ones still hold; None where it cannot be told."""
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    covered = 0.0
+    for job in (*active_jobs(snapshot), *startable_jobs(snapshot)):
+        whole = task_seconds(snapshot, job)
+        if whole is None:
+            return None
+        if job.state is JobState.PENDING:
+            covered += whole * max(1, len(job.pending_tasks))
+        elif job.start_time is not None:
+            covered += max(0.0, whole - max(0.0, snapshot.time - job.start_time))
+    return covered
+
+
+# ----------------------------------------------------------------------------- life
+@dataclass(frozen=True)
+class Life:
+    """The last sign of life of one attempt: when, in which phase, and how long silence is normal there."""
+
+    time: float
+    phase: str
+    iteration: int | None
+    patience: float
+    job_id: str
+    ranks: int = 0
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the sign; clocks of two nodes may differ, so never below zero."""
+        return max(0.0, now - self.time)
+
+    def is_fresh(self, now: float) -> bool:
+        return self.silent_for(now) <= self.patience
+
+
+def beats_of(snapshot: Snapshot, job: Job | None) -> tuple[Heartbeat, ...]:
+    """The heartbeats of one job's attempt; without a job, those of the attempt that beat last."""
+    beats = known(snapshot.heartbeats, ())
+    if job is not None:
+        names = identifiers(job)
+        return tuple(beat for beat in beats if beat.job_id in names)
+    newest = max(beats, key=lambda beat: beat.time, default=None)
+    return tuple(beat for beat in beats if newest is not None and beat.job_id == newest.job_id)
+
+
+def life_of(snapshot: Snapshot, job: Job | None) -> Life | None:
+    """The last sign of life of a job's attempt (without a job: of the newest attempt), or None when there is none.
+
+    Ranks in different phases get the patience of the most patient phase: the others wait for it.
+    """
+    beats = beats_of(snapshot, job)
+    names = identifiers(job) if job is not None else frozenset(beat.job_id for beat in beats)
+    stepped = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
+    if beats:
+        last = max(beats, key=lambda beat: beat.time)
+        slowest = max(beats, key=lambda beat: _patience(snapshot, beat.phase, bool(stepped)))
+        return Life(
+            time=max([last.time, *stepped]), phase=slowest.phase, iteration=max(beat.iteration for beat in beats),
+            patience=_patience(snapshot, slowest.phase, bool(stepped)), job_id=last.job_id, ranks=len(beats),
+        )
+    if stepped and not beats:
+        patience = _patience(snapshot, TRAINING_PHASE, stepped=True)
+        return Life(max(stepped), TRAINING_PHASE, iteration(snapshot), patience, known(snapshot.steps, ())[-1].job_id)
+    return None
+
+
+def _patience(snapshot: Snapshot, phase: str, stepped: bool) -> float:
+    """Silence that is normal in a phase. Before an attempt's first finished step even `training` takes its time."""
+    pace = seconds_per_iteration(snapshot)
+    if phase != TRAINING_PHASE or not stepped or pace is None:
+        return OTHER_PHASE_SECONDS
+    return max(STALL_FLOOR_SECONDS, STALL_FACTOR * pace)

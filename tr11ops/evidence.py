@@ -1,0 +1,304 @@
+"""Reads the run directory into observed values. A failed read is `Unknown` with its reason, never an exception.
+
+Only the tails of logs are read, so a log of gigabytes costs what a small one costs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tr11ops.rundir import RunDirectory, Submission
+from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, Exclusion, KillSwitch, Observed, Step, Unknown
+from trainer.contract import (
+    EndMarker,
+    Heartbeat,
+    Manifest,
+    RunPaths,
+    StepRecord,
+    checkpoint_steps,
+    manifest_faults,
+    parse_step,
+    read_json,
+    read_latest,
+)
+
+T = TypeVar("T")
+
+TAIL_BYTES = 256 << 10  # about 400 records of metrics.jsonl
+LONGEST_TAIL_BYTES = 8 << 20  # beyond the stack traces that a crash of 384 ranks leaves behind the last step
+STEPS_KEPT = 400
+ATTEMPTS_KEPT = 8
+CHECKPOINTS_EXAMINED = 4
+
+
+def cause(error: BaseException) -> str:
+    """One line for a failed read."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def observed(read: Callable[[], T]) -> Observed[T]:
+    """What `read` returns; `Unknown` when the file system or the content refuses."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return Unknown(cause(error))
+
+
+# ----------------------------------------------------------------------------- logs
+def tail_lines(path: Path, size: int) -> tuple[list[str], bool]:
+    """The whole lines in the last `size` bytes of a file, and whether these are all of the file's lines.
+
+    A line cut by the window, and a last line without its newline (being written), are left out. Invalid UTF-8 is
+    replaced. Raises OSError as the file system does.
+    """
+    with path.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        start = max(0, end - size)
+        stream.seek(start)
+        data = stream.read(end - start)
+    whole = data[: data.rfind(b"\n") + 1]
+    if start:
+        cut = whole.find(b"\n") + 1
+        whole = whole[cut:]
+    return whole.decode("utf-8", errors="replace").split("\n")[:-1], start == 0
+
+
+def read_steps(paths: RunPaths) -> Observed[tuple[Step, ...]]:
+    """The last step records, oldest first: from metrics.jsonl, or from main_log.txt where that gives none.
+
+    An empty tuple means that both were read in full, or are not there, and hold no step.
+    """
+    first = _steps_of(paths.metrics, _metrics_step)
+    if isinstance(first, tuple) and first:
+        return first
+    second = _steps_of(paths.main_log, _log_step)
+    if isinstance(second, tuple) and second:
+        return second
+    failures = [result.why for result in (first, second) if isinstance(result, Unknown)]
+    return Unknown("; ".join(failures)) if failures else ()
+
+
+def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple[Step, ...]]:
+    for size in (TAIL_BYTES, LONGEST_TAIL_BYTES):
+        try:
+            lines, complete = tail_lines(path, size)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            return Unknown(cause(error))
+        steps = tuple(step for line in lines[-20 * STEPS_KEPT :] if (step := parse(line)) is not None)[-STEPS_KEPT:]
+        if steps or complete:
+            return steps
+    return Unknown(f"{path}: no step in its last {LONGEST_TAIL_BYTES >> 20} MiB")
+
+
+_STEP_FIELDS = {entry.name: entry for entry in fields(StepRecord)}
+_INTEGERS = {"iteration", "total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size"}
+
+
+def _metrics_step(line: str) -> Step | None:
+    """One line of metrics.jsonl; None if it is not a step. A number written as null was not finite."""
+    try:
+        value = json.loads(line)
+        if not isinstance(value, dict) or value.get("kind", "step") != "step":
+            return None
+        found: dict[str, Any] = {}
+        for name, entry in _STEP_FIELDS.items():
+            item = value.get(name)
+            if item is None:
+                item = entry.default if entry.default is not MISSING else None if name == "grad_norm" else math.nan
+            found[name] = int(item) if name in _INTEGERS else item
+        record = StepRecord(**found)
+        numbers = (record.lm_loss, record.seconds_per_iteration, record.tflops, record.samples_per_second)
+        if not all(isinstance(number, int | float) for number in numbers):
+            return None
+        time = value.get("time")
+        return Step(record, float(time) if isinstance(time, int | float) else None, str(value.get("job_id", "")))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _log_step(line: str) -> Step | None:
+    if "iteration" not in line:
+        return None
+    record = parse_step(line)
+    return None if record is None else Step(record)
+
+
+# ----------------------------------------------------------------------------- heartbeats and attempts
+def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], tuple[str, ...]]:
+    """All ranks' heartbeats by rank, and what is wrong with those that could not be read."""
+    beats: list[Heartbeat] = []
+    doubts: list[str] = []
+    try:
+        names = [name for name in _names(paths.heartbeats) if name.endswith(".json") and name[:-5].isdigit()]
+    except OSError as error:
+        return Unknown(cause(error)), ()
+    for name in names:
+        beat = observed(lambda path=paths.heartbeats / name: _checked_heartbeat(path))  # type: ignore[misc]
+        if isinstance(beat, Unknown):
+            doubts.append(f"heartbeat {name}: {beat.why}")
+        elif beat is not None:
+            beats.append(beat)
+    if doubts and not beats:
+        return Unknown(f"no heartbeat is readable ({doubts[0]})"), ()
+    return tuple(sorted(beats, key=lambda beat: beat.rank)), _shortened(doubts)
+
+
+def _checked_heartbeat(path: Path) -> Heartbeat | None:
+    beat = Heartbeat.read(path)
+    if beat is not None:
+        _require(path, beat.time, beat.iteration, beat.rank)
+    return beat
+
+
+def _require(path: Path, *values: object) -> None:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{path} holds {value!r} where a number belongs")
+
+
+def _shortened(doubts: list[str], most: int = 3) -> tuple[str, ...]:
+    if len(doubts) <= most:
+        return tuple(doubts)
+    return (*doubts[:most], f"... and {len(doubts) - most} more of this kind")
+
+
+def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
+    """The newest attempts, newest first."""
+
+    def read() -> tuple[Attempt, ...]:
+        try:
+            entries = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(paths.attempts) if entry.is_dir()]
+        except FileNotFoundError:
+            return ()
+        newest = sorted(entries, reverse=True)[:ATTEMPTS_KEPT]
+        attempts = [_attempt(paths, name, changed) for changed, name in newest]
+        return tuple(sorted(attempts, key=lambda attempt: attempt.changed, reverse=True))
+
+    return observed(read)
+
+
+def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
+    path = paths.end_marker(job_id)
+
+    def read() -> EndMarker | None:
+        marker = EndMarker.read(path)
+        if marker is not None:
+            _require(path, marker.time, marker.iteration)
+        return marker
+
+    end = observed(read)
+    return Attempt(job_id, end.time if isinstance(end, EndMarker) else changed, end)
+
+
+# ----------------------------------------------------------------------------- checkpoints
+def read_checkpoints(folder: Path, digests: bool = False) -> Observed[Checkpoints]:
+    """The checkpoints, of which only the newest are looked into, down to the first sound one.
+
+    File sizes are compared with the manifest; digests too if asked, which reads every byte.
+    """
+
+    def read() -> Checkpoints:
+        steps = tuple(checkpoint_steps(folder))
+        examined: list[Checkpoint] = []
+        for step in reversed(steps[-CHECKPOINTS_EXAMINED:]):
+            examined.append(_checkpoint(folder / f"global_step{step}", step, digests))
+            if examined[-1].is_sound:
+                break
+        return Checkpoints(steps, observed(lambda: read_latest(folder)), tuple(examined))
+
+    return observed(read)
+
+
+def _checkpoint(folder: Path, step: int, digests: bool) -> Checkpoint:
+    manifest = observed(lambda: Manifest.read(folder))
+    if manifest is None:
+        return Checkpoint(step, complete=False)
+    if isinstance(manifest, Unknown):
+        return Checkpoint(step, complete=True, faults=(manifest.why,))
+    faults = observed(lambda: tuple(manifest_faults(folder, manifest, digests)))
+    if isinstance(faults, Unknown):
+        faults = (faults.why,)
+    if manifest.step != step:
+        faults = (f"its manifest is of step {manifest.step}", *faults)
+    return Checkpoint(
+        step, complete=True, created=manifest.created, bytes=manifest.total_bytes,
+        verified="digests" if digests else "sizes", faults=faults,
+    )
+
+
+# ----------------------------------------------------------------------------- what people and other tools wrote
+def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
+    """The kill switch if it is set, whatever the path is: the trainer asks only whether it exists."""
+
+    def read() -> KillSwitch | None:
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        switch = KillSwitch(path, time=status.st_mtime)
+        try:
+            value = json.loads(path.read_bytes()[:65536].decode("utf-8", errors="replace"))
+        except (OSError, ValueError):
+            return switch  # set by a plain `touch`: who and why are not written, but it is set
+        if not isinstance(value, dict):
+            return switch
+        when = _number(value, "time", "when")
+        return KillSwitch(path, _text(value, "who", "user"), when if when is not None else switch.time, _text(value, "why", "reason"))
+
+    return observed(read)
+
+
+def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
+    """The run's own list of excluded nodes; empty when there is no list."""
+
+    def read() -> tuple[Exclusion, ...]:
+        value = read_json(path)
+        if value is None:
+            return ()
+        return tuple(
+            Exclusion(str(entry["node"]), _text(entry, "reason", "why"), _text(entry, "owner", "who"), _number(entry, "expires", "until"))
+            for entry in value["exclusions"]
+        )
+
+    return observed(read)
+
+
+def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:
+    """Every recorded submission, newest first, and what is wrong with those that could not be read."""
+    found: list[Submission] = []
+    doubts: list[str] = []
+    tags = observed(directory.tags)
+    if isinstance(tags, Unknown):
+        return tags, ()
+    for tag in reversed(tags):
+        entry = observed(lambda tag=tag: Submission.read(directory.submission(tag).record))  # type: ignore[misc]
+        if isinstance(entry, Unknown):
+            doubts.append(f"submission {tag}: {entry.why}")
+        elif entry is not None:
+            found.append(entry)
+    return tuple(found), _shortened(doubts)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        yield from sorted(entry.name for entry in os.scandir(folder))
+    except FileNotFoundError:
+        return
+
+
+def _text(value: dict[str, Any], *keys: str) -> str:
+    return next((str(value[key]) for key in keys if value.get(key) is not None), "")
+
+
+def _number(value: dict[str, Any], *keys: str) -> float | None:
+    return next((float(value[key]) for key in keys if isinstance(value.get(key), int | float)), None)

@@ -1,0 +1,281 @@
+"""The run card: one TOML file that says everything a run should be, checked whole before anything is done.
+
+`RunCard` is the trainer's schema (`trainer.config.TrainerConfig`) with the operation's sections beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tr11ops.runcard_checks import operation_problems
+from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
+from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
+from trainer.config import CardError, Problem, Section, TrainerConfig, cross_problems, nearest, validate
+from trainer.schedule import batch_size_at, total_iterations
+
+__all__ = [
+    "AlertsSection",
+    "ArraySpec",
+    "BackupSection",
+    "CardError",
+    "HubSection",
+    "RunCard",
+    "SlurmSection",
+    "card_from_resolved",
+    "find_card",
+    "load_card",
+    "parse_array",
+    "parse_time_limit",
+    "resolved",
+    "shipped_cards",
+]
+
+RESOLVED_SCHEMA = 1
+MOST_PROBLEMS = 40
+
+# Strings that the shell on the node expands, and paths that are made absolute from the working directory.
+SHELL_KEYS: frozenset[Key] = frozenset({("slurm", "setup")})
+PATH_KEYS: frozenset[Key] = frozenset(
+    {
+        ("run", "directory"),
+        ("run", "kill_switch"),
+        ("data", "prefixes"),
+        ("data", "cache"),
+        ("tokenizer", "path"),
+        ("hub", "credentials_file"),
+        ("backup", "store"),
+        ("alerts", "urls_file"),
+    }
+)
+
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]  # safe on an #SBATCH line
+NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
+
+
+class SlurmSection(Section):
+    """[slurm]: the allocation of one attempt, and what its shell does before the workers start."""
+
+    nodes: int = Field(gt=0, le=100_000, description="nodes of one attempt")
+    gpus_per_node: int = Field(default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none")
+    workers_per_node: int | None = Field(
+        default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
+    )
+    partition: Word | None = Field(default=None, description="default: the cluster's")
+    account: Word | None = Field(default=None, description="who pays")
+    constraint: Word | None = Field(default=None, description="node feature asked for")
+    reservation: Word | None = Field(default=None, description="reservation to run in")
+    quality_of_service: Word | None = Field(default=None, description="QoS")
+    hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = Field(
+        default=None, description="Slurm's --hint: nomultithread gives physical cores only"
+    )
+    cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
+    time_limit: str = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
+    signal_seconds_before_limit: int | None = Field(
+        default=None, gt=0, le=65535, description="USR1 this long before the limit: save and leave (may come a minute early)"
+    )
+    output: str = Field(
+        default="%x-%A_%a.out", pattern=r"^[^\s]{1,1000}$", description="Slurm's log: %x name, %j job, %A array, %a task"
+    )
+    exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
+    master_port: int = Field(default=6000, ge=1024, le=65535, description="rendezvous port on the first node")
+    setup: list[str] = Field(
+        default=[], description="shell lines run on each node before the workers; `$` is left to that shell"
+    )
+    environment: dict[str, str] = Field(default={}, description="variables given to every worker")
+    comment: str = Field(default="", max_length=200, description="shown by squeue")
+
+    @property
+    def workers(self) -> int:
+        """Trainer processes on each node; 0 when the card says neither workers nor GPUs (which is refused)."""
+        return self.workers_per_node or self.gpus_per_node
+
+
+class HubSection(Section):
+    """[hub]: the hub repository that logs and TensorBoard events are mirrored to."""
+
+    repository: str | None = Field(
+        default=None, pattern=r"^[\w.-]{1,96}/[\w.-]{1,96}$", description="OWNER/NAME; default: nothing is mirrored"
+    )
+    patterns: list[str] = Field(
+        default=["tensorboard/*/*tfevents*", "logs/*/*.txt"], min_length=1, description="files below NAME-logs"
+    )
+    interval_minutes: int = Field(default=60, gt=0, le=10_080, description="between two synchronisations")
+    credentials_file: str | None = Field(default=None, description="JSON with the bot's user, mail and token")
+
+
+class BackupSection(Section):
+    """[backup]: which checkpoints are kept, and where their copies go."""
+
+    store: str | None = Field(default=None, description="folder of the archive file system")
+    url: str | None = Field(
+        default=None, pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$", description="bucket, e.g. gs://NAME/PATH; no credentials"
+    )
+    keep_latest: int = Field(default=15, ge=2, le=100_000, description="newest checkpoints never deleted")
+    store_interval: int = Field(default=1000, gt=0, le=10**9, description="steps copied to the store: its multiples")
+    full_interval: int = Field(default=10_000, gt=0, le=10**9, description="steps copied whole to the url")
+    weights_interval: int = Field(default=3000, gt=0, le=10**9, description="steps whose weights go to the url")
+
+
+class AlertsSection(Section):
+    """[alerts]: who hears of trouble. Delivery URLs hold secrets, so they are in a file of their own."""
+
+    recipients: list[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")]] = Field(
+        default=[], description="mail addresses"
+    )
+    sender: str | None = Field(default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="mail address")
+    smtp_host: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,255}$", description="mail server")
+    urls_file: str | None = Field(default=None, description="file with one delivery URL a line; readable by you alone")
+    interval_minutes: int = Field(default=60, gt=0, le=1440, description="between two looks at the run")
+
+
+class RunCard(TrainerConfig):
+    """A whole run: the training's sections and the operation's."""
+
+    slurm: SlurmSection
+    hub: HubSection = HubSection()
+    backup: BackupSection = BackupSection()
+    alerts: AlertsSection = AlertsSection()
+
+    @property
+    def world_size(self) -> int:
+        """Trainer processes in all: nodes x workers per node."""
+        return self.slurm.nodes * self.slurm.workers
+
+    @property
+    def data_parallel_degree(self) -> int:
+        """World size over tensor x pipeline."""
+        return self.data_parallel(self.world_size)
+
+    def gradient_accumulation_steps(self, consumed_samples: int) -> int:
+        """Micro batches of each replica in the step that starts at `consumed_samples`."""
+        batch = batch_size_at(consumed_samples, self.batch)
+        return batch // (self.batch.micro_batch_size * self.data_parallel_degree)
+
+    @property
+    def total_iterations(self) -> int:
+        """Steps of the whole training."""
+        return total_iterations(self.batch)
+
+    @property
+    def time_limit_seconds(self) -> int:
+        """The limit of one attempt, in seconds."""
+        return parse_time_limit(self.slurm.time_limit)
+
+    @property
+    def digest(self) -> str:
+        """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards say the same."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def resolved(card: RunCard) -> dict[str, Any]:
+    """The card as the JSON that the trainer and later commands read: every default filled in, and what follows from it.
+
+    `trainer.config.load_trainer_config` reads it as it is; `card_from_resolved` gives the card back.
+    """
+    derived = {
+        "schema": RESOLVED_SCHEMA,
+        "card_hash": card.digest,
+        "world_size": card.world_size,
+        "data_parallel": card.data_parallel_degree,
+        "total_iterations": card.total_iterations,
+        "time_limit_seconds": card.time_limit_seconds,
+        "kill_switch": str(card.kill_switch),
+    }
+    return {**card.model_dump(mode="json"), "derived": derived}
+
+
+def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
+    """The card that `resolved` was made from. Raises CardError when it is not one."""
+    return _checked({name: item for name, item in value.items() if name != "derived"}, [], source)
+
+
+def load_card(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    keep_undefined: bool = False,
+) -> RunCard:
+    """Read, complete and check the card in `path`.
+
+    `overrides` are `section.key=value`; `$VARS` come from `environment` (None: nothing is defined); relative paths
+    are taken from `directory`, by default the current working directory, not from the card's folder: shipped cards
+    are shared, runs are not. `keep_undefined` leaves undefined variables as written, for commands that touch no path.
+    Raises CardError with every problem found, one line each.
+    """
+    source = str(path)
+    variables = environment or {}
+    tables = read_tables(path)
+    _raise_if(unusable_values(tables, SHELL_KEYS), source)
+    tables, problems = apply_overrides(tables, overrides, RunCard)
+    _raise_if(unusable_values(tables, SHELL_KEYS), source)
+    tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
+    problems += undefined + unusable_values(tables, SHELL_KEYS)
+    tables = make_absolute(tables, PATH_KEYS, directory or Path.cwd(), variables)
+    return _checked(tables, problems, source)
+
+
+def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) -> RunCard:
+    try:
+        card = validate(RunCard, tables, source)
+    except CardError as error:
+        _raise_if([*problems, *error.problems], source)
+        raise
+    found = [*problems, *cross_problems(card, card.world_size), *operation_problems(card)]
+    _raise_if(found, source)
+    return card
+
+
+def _raise_if(problems: Sequence[Problem], source: str) -> None:
+    if len(problems) > MOST_PROBLEMS:
+        more = Problem("card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "mend these first")
+        problems = [*problems[:MOST_PROBLEMS], more]
+    if problems:
+        raise CardError(source, problems)
+
+
+# ----------------------------------------------------------------------------- which card
+def shipped_folder() -> Path:
+    """The folder of the cards that come with tr11: inside the package when installed, `slurm/` in a checkout."""
+    installed = Path(__file__).parent / "shipped" / "slurm"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "slurm"
+
+
+def shipped_cards() -> tuple[str, ...]:
+    """Names that `--run NAME` knows anywhere."""
+    return tuple(sorted(path.stem for path in shipped_folder().glob("*.toml")))
+
+
+def find_card(option: str | None, environment: Mapping[str, str], directory: Path) -> Path:
+    """The card to use: `--run`, else $TR11_RUN, else tr11.toml in `directory`.
+
+    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when there is none.
+    """
+    named = option or environment.get("TR11_RUN")
+    origin = "--run" if option else "$TR11_RUN"
+    if not named:
+        default = directory / "tr11.toml"
+        if default.is_file():
+            return default
+        rule = "no run card: there is no tr11.toml here and neither --run nor $TR11_RUN is given"
+        raise CardError(str(directory), [Problem("run card", None, rule, f"use --run PATH, or {_shipped_names()}")])
+    if "\0" not in named and (directory / named).exists():
+        return directory / named
+    stem = named.removesuffix(".toml")
+    if stem in shipped_cards():
+        return shipped_folder() / f"{stem}.toml"
+    near = nearest(stem, shipped_cards())
+    fix = f"did you mean {near!r}?" if near else f"give a path, or {_shipped_names()}"
+    raise CardError("command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)])
+
+
+def _shipped_names() -> str:
+    return "a shipped card: " + ", ".join(shipped_cards())

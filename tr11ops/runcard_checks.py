@@ -1,0 +1,87 @@
+"""Rules of the operation's sections that span several keys: refusals, and warnings that leave the choice to a person."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tr11ops.slurm_syntax import parse_time_limit
+from trainer.config import Problem
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+# A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes (spec/tr11.md 1.15).
+LONG_ATTEMPT_SECONDS = 4 * 3600
+MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
+MARGIN_SECONDS = 60
+
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def operation_problems(card: RunCard) -> list[Problem]:
+    """Everything that refuses the card beyond `trainer.config.cross_problems`. Empty when all holds."""
+    problems = _worker_problems(card) + _environment_problems(card)
+    try:
+        limit = parse_time_limit(card.slurm.time_limit)
+    except ValueError as error:
+        return [*problems, Problem("slurm.time_limit", card.slurm.time_limit, str(error), 'write "100:00:00"')]
+    minutes = card.run.exit_duration_minutes
+    if minutes is not None and minutes * 60 >= limit:
+        rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
+        problems.append(Problem("run.exit_duration_minutes", minutes, rule, f"use {_advised_minutes(limit):g} or less"))
+    early = card.slurm.signal_seconds_before_limit
+    if early is not None and early >= limit:
+        rule = f"must be below slurm.time_limit ({limit} seconds)"
+        problems.append(Problem("slurm.signal_seconds_before_limit", early, rule, "lower it"))
+    return problems
+
+
+def card_warnings(card: RunCard) -> list[Problem]:
+    """What a sound card still risks at the end of an attempt; shown, never a refusal."""
+    limit = card.time_limit_seconds
+    minutes = card.run.exit_duration_minutes
+    early = card.slurm.signal_seconds_before_limit
+    if minutes is None:
+        if early is None and card.run.exit_interval is None:
+            rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
+            return [Problem("run.exit_duration_minutes", None, rule, f"use {_advised_minutes(limit):g}")]
+        return []
+    margin = limit - minutes * 60
+    evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
+    wanted = MARGIN_WITH_EVALUATION_SECONDS if evaluates else MARGIN_SECONDS
+    if margin >= wanted:
+        return []
+    rule = f"leaves {margin / 60:g} minutes before the time limit"
+    rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
+    return [Problem("run.exit_duration_minutes", minutes, rule, f"use {_advised_minutes(limit):g}")]
+
+
+def _advised_minutes(limit: int) -> float:
+    """An exit minute with room for an evaluation and a save before `limit` (seconds)."""
+    margin = MARGIN_WITH_EVALUATION_SECONDS if limit >= LONG_ATTEMPT_SECONDS else min(limit / 4, 5 * 60)
+    return (limit - margin) / 60
+
+
+def _worker_problems(card: RunCard) -> list[Problem]:
+    slurm = card.slurm
+    if slurm.workers == 0:
+        rule = "is missing, and slurm.gpus_per_node is 0"
+        return [Problem("slurm.workers_per_node", None, rule, "set one of the two")]
+    if 0 < slurm.gpus_per_node < slurm.workers:
+        rule = f"must not exceed slurm.gpus_per_node ({slurm.gpus_per_node}): a worker needs its own GPU"
+        return [Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")]
+    return []
+
+
+def _environment_problems(card: RunCard) -> list[Problem]:
+    problems = []
+    for name in card.slurm.environment:
+        key = f"slurm.environment.{name}"
+        if not _VARIABLE_NAME.fullmatch(name):
+            problems.append(Problem(key, None, "is not a name that a shell accepts", "use letters, digits and _"))
+        elif _SECRET_NAME.search(name):
+            rule = "looks like a secret, and the card is copied into the run directory"
+            problems.append(Problem(key, None, rule, "keep it in a file that only you can read"))
+    return problems

@@ -1,0 +1,247 @@
+"""The run directory as the operation sees it: the trainer's paths, and those that only the operation writes.
+
+    state/submissions/TAG/{train.sbatch,card.toml,card.json,versions.json,submission.json}
+    state/attempts/JOBID/workers/NODE/rank-R.log
+    state/exclusions.json    state/launch.lock    journal/WRITER.jsonl    kill-switch
+
+Reading never creates anything. Every file is written whole or not at all, and stays writable for the group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import RunPaths, checkpoint_steps, read_json, write_atomically, write_json
+
+COMMENT_PREFIX = "tr11:"
+SUBMISSION_SCHEMA = 1
+_TAG = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_COMMENT = re.compile(re.escape(COMMENT_PREFIX) + rf"({_TAG.pattern})@([0-9a-f]{{12}})(?![0-9a-f])")
+
+
+def new_tag(when: float | None = None) -> str:
+    """A name for one submission that no other submission has: UTC time and 32 random bits."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
+    return f"{stamp}-{secrets.token_hex(4)}"
+
+
+def is_tag(text: str) -> bool:
+    """True for a text that `new_tag` could have made."""
+    return _TAG.fullmatch(text) is not None
+
+
+def parse_comment(comment: str) -> tuple[str, str] | None:
+    """The tag and the directory's mark in a job's comment; None when tr11 did not submit the job."""
+    match = _COMMENT.search(comment)
+    return (match.group(1), match.group(2)) if match else None
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is known of one submission. `job_id` is None when the scheduler never said whether it took it."""
+
+    tag: str
+    job_id: str | None
+    scheduler: str
+    time: float
+    user: str
+    host: str
+    run: str
+    variant: str
+    array: str | None
+    nodes: int
+    card_hash: str
+    dependency: str | None = None
+    excluded: tuple[str, ...] = ()
+    note: str = ""
+    schema: int = SUBMISSION_SCHEMA
+
+    @classmethod
+    def read(cls, path: Path) -> Submission | None:
+        """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
+        value = read_json(path)
+        if value is None:
+            return None
+        known = {entry.name for entry in fields(cls)}
+        try:
+            record = {name: item for name, item in value.items() if name in known}
+            return cls(**{**record, "excluded": tuple(record.get("excluded", ()))})
+        except TypeError as error:
+            raise ValueError(f"{path} is not a record of a submission: {error}") from None
+
+
+@dataclass(frozen=True)
+class SubmissionPaths:
+    """The files that one submission leaves behind, in a folder named by its tag."""
+
+    folder: Path
+
+    @property
+    def tag(self) -> str:
+        return self.folder.name
+
+    @property
+    def script(self) -> Path:
+        """The batch script, byte for byte as the scheduler got it."""
+        return self.folder / "train.sbatch"
+
+    @property
+    def card_toml(self) -> Path:
+        """The run card as the person wrote it."""
+        return self.folder / "card.toml"
+
+    @property
+    def card(self) -> Path:
+        """The resolved card that the trainer reads."""
+        return self.folder / "card.json"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions.json"
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "submission.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything of one run lives.
+
+    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside the directory if the card says so).
+    """
+
+    paths: RunPaths
+    kill_switch: Path
+
+    @property
+    def root(self) -> Path:
+        return self.paths.root
+
+    @property
+    def exists(self) -> bool:
+        return self.root.is_dir()
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
+    def exclusions(self) -> Path:
+        return self.paths.state / "exclusions.json"
+
+    @property
+    def launch_lock(self) -> Path:
+        return self.paths.state / "launch.lock"
+
+    @property
+    def submissions(self) -> Path:
+        return self.paths.state / "submissions"
+
+    def submission(self, tag: str) -> SubmissionPaths:
+        return SubmissionPaths(self.submissions / tag)
+
+    @property
+    def mark(self) -> str:
+        """Twelve hex digits that stand for this directory in a job's comment (the path itself may be long or odd)."""
+        return hashlib.sha256(os.fsencode(os.path.realpath(self.root))).hexdigest()[:12]
+
+    def comment(self, tag: str) -> str:
+        """What a job of this run carries as its comment, so that it is found again whatever it is named."""
+        return f"{COMMENT_PREFIX}{tag}@{self.mark}"
+
+    def tags(self) -> list[str]:
+        """Tags of all submissions from here, oldest first. Raises OSError when the folder cannot be read."""
+        try:
+            return sorted(name for name in os.listdir(self.submissions) if is_tag(name))
+        except FileNotFoundError:
+            return []
+
+    def read_submissions(self) -> list[Submission]:
+        """All readable records, oldest first; a submission that never got as far as its record is left out.
+
+        Raises OSError or ValueError when a record is there but cannot be read: the state is then unknown.
+        """
+        records = (Submission.read(self.submission(tag).record) for tag in self.tags())
+        return [record for record in records if record is not None]
+
+    def write_submission(self, record: Submission) -> None:
+        """Write or replace one submission's record. Raises OSError as the file system does."""
+        make_shared(self.submission(record.tag).folder)
+        write_json(self.submission(record.tag).record, asdict(record))
+
+    # ------------------------------------------------------------------ attempts and workers
+    def worker_log(self, job_id: str, node: str, rank: int) -> Path:
+        """What one worker wrote; `rank` is its global rank."""
+        return self.paths.attempt(job_id) / "workers" / node / f"rank-{rank}.log"
+
+    def worker_logs(self, job_id: str) -> Iterator[tuple[str, int, Path]]:
+        """(node, rank, path) of every worker's own log of an attempt, by rank."""
+        found = []
+        for path in (self.paths.attempt(job_id) / "workers").glob("*/rank-*.log"):
+            match = re.fullmatch(r"rank-(\d+)\.log", path.name)
+            if match:
+                found.append((path.parent.name, int(match.group(1)), path))
+        yield from sorted(found, key=lambda entry: (entry[1], entry[0]))
+
+    def attempt_ids(self) -> list[str]:
+        """Job ids of all attempts, the one that was touched last at the end."""
+        try:
+            entries = [entry for entry in os.scandir(self.paths.attempts) if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        return [entry.name for entry in sorted(entries, key=lambda entry: (entry.stat().st_mtime, entry.name))]
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of all checkpoint folders, complete or not, ascending."""
+        return checkpoint_steps(self.paths.checkpoints)
+
+    # ------------------------------------------------------------------ the kill switch
+    def kill_switch_is_set(self) -> bool:
+        """True when anything lies at the kill switch's path (a dangling link too, as the trainer sees it)."""
+        return os.path.lexists(self.kill_switch)
+
+    def read_kill_switch(self) -> dict[str, Any]:
+        """Who set it, when and why; empty when it is not set or was made by hand (its existence alone counts)."""
+        try:
+            return read_json(self.kill_switch) or {}
+        except (OSError, ValueError):
+            return {}
+
+    def set_kill_switch(self, value: dict[str, Any]) -> None:
+        """Set it in one step. Raises OSError as the file system does."""
+        make_shared(self.kill_switch.parent)
+        write_json(self.kill_switch, value)
+
+    def release_kill_switch(self) -> bool:
+        """Remove it; False when it was not there. Raises OSError when it may not be removed, or is a folder."""
+        try:
+            self.kill_switch.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def make_shared(folder: Path) -> None:
+    """Make a folder, and its missing parents, that the whole group may write to, whatever the umask is."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        path.chmod(path.stat().st_mode | 0o070)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write one file of a submission: whole, group-writable, its folder made when it is missing."""
+    make_shared(path.parent)
+    write_atomically(path, text)

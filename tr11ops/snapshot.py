@@ -1,0 +1,169 @@
+"""What tr11 saw of one run at one moment: frozen, typed, and with *unknown* as a value.
+
+A `Snapshot` holds observations only. Nothing here reads a file, calls the scheduler or looks at a clock: the moment is
+in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from tr11ops.cluster.base import Job, Node
+from tr11ops.rundir import Submission
+from trainer.contract import EndMarker, Heartbeat, StepRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An observation that failed, and why. It is never the same as "there is none"."""
+
+    why: str
+
+
+Observed: TypeAlias = T | Unknown
+
+
+def known(value: Observed[T], otherwise: T) -> T:
+    """The observed value, or `otherwise` where it is unknown. Use it only where unknown may be left out safely."""
+    return otherwise if isinstance(value, Unknown) else value
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the run card says, as far as watching needs it.
+
+    `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
+    does not say. `total_iterations` counts from the card's samples and batch ramp.
+    """
+
+    name: str
+    variant: str
+    directory: Path
+    kill_switch: Path
+    card: str = ""
+    nodes: int | None = None
+    total_iterations: int | None = None
+    checkpoint_interval: int | None = None
+    task_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be read."""
+
+    record: StepRecord
+    time: float | None = None
+    job_id: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One allocation's folder in the run directory. `end` is None when the trainer left no end marker."""
+
+    job_id: str
+    changed: float
+    end: Observed[EndMarker | None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint folder. It is complete when it has a readable manifest; `faults` are what its files get wrong.
+
+    `verified` says what was compared with the manifest: "sizes", "digests", or "" when nothing was.
+    """
+
+    step: int
+    complete: bool
+    created: float | None = None
+    bytes: int | None = None
+    verified: str = ""
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        return self.complete and not self.faults
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """All steps that have a folder (ascending), the step that `latest` names, and the newest folders, looked into.
+
+    `examined` is newest first; it ends at the first sound checkpoint, or after a few.
+    """
+
+    steps: tuple[int, ...]
+    latest: Observed[int | None]
+    examined: tuple[Checkpoint, ...]
+
+    @property
+    def newest_sound(self) -> Checkpoint | None:
+        return next((checkpoint for checkpoint in self.examined if checkpoint.is_sound), None)
+
+
+@dataclass(frozen=True)
+class KillSwitch:
+    """The stop file that was found. Who and why are empty where the file does not say."""
+
+    path: Path
+    who: str = ""
+    time: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """One node that must not be used: by the run's own list, or by a queued job's exclude list."""
+
+    node: str
+    why: str = ""
+    owner: str = ""
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One run at one moment.
+
+    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `doubts` are the read failures
+    that left a part of an otherwise known observation out.
+    """
+
+    time: float
+    run: RunFacts
+    scheduler: str
+    jobs: Observed[tuple[Job, ...]]
+    nodes: Observed[tuple[Node, ...]]
+    steps: Observed[tuple[Step, ...]]
+    heartbeats: Observed[tuple[Heartbeat, ...]]
+    attempts: Observed[tuple[Attempt, ...]]
+    checkpoints: Observed[Checkpoints]
+    kill_switch: Observed[KillSwitch | None]
+    exclusions: Observed[tuple[Exclusion, ...]]
+    submissions: Observed[tuple[Submission, ...]]
+    namesakes: tuple[Job, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def unknowns(self) -> tuple[str, ...]:
+        """Everything that could not be observed, as `what: why`, one line each."""
+        return tuple(self._unknowns())
+
+    def _unknowns(self) -> Iterator[str]:
+        seen: set[str] = set()
+        for name in (
+            "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
+        ):
+            value = getattr(self, name)
+            if isinstance(value, Unknown) and value.why not in seen:
+                seen.add(value.why)
+                yield f"{name.replace('_', ' ')}: {value.why}"
+        for attempt in known(self.attempts, ()):
+            if isinstance(attempt.end, Unknown):
+                yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
+        if not isinstance(self.checkpoints, Unknown) and isinstance(self.checkpoints.latest, Unknown):
+            yield f"latest: {self.checkpoints.latest.why}"
+        yield from self.doubts

@@ -1,0 +1,73 @@
+"""Optional accounting of a twin: a private MariaDB behind a socket, and slurmdbd before it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tr11ops.twin.plan import TwinError, TwinFolders
+from tr11ops.twin.processes import ProcessRecord, spawn
+
+INSTALL_FIX = "apt-get install slurmdbd mariadb-server"
+
+
+def find_programs(path: str) -> dict[str, str]:
+    """Full paths of the daemons that accounting needs. Raises TwinError that names the missing ones."""
+    names = ("slurmdbd", "mariadbd", "mariadb-install-db")
+    found = {name: shutil.which(name, path=path) for name in names}
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        raise TwinError(f"accounting needs {', '.join(missing)}, not found on this machine: {INSTALL_FIX}")
+    return {name: where for name, where in found.items() if where is not None}
+
+
+def start_database(
+    programs: Mapping[str, str], folders: TwinFolders, user: str, environment: Mapping[str, str]
+) -> ProcessRecord:
+    """Make an empty database in the twin's folder and start its server, which listens on a socket only."""
+    data = folders.database / "data"
+    log = folders.logs / "mariadbd.log"
+    with log.open("a") as stream:
+        made = subprocess.run(
+            [
+                programs["mariadb-install-db"],
+                "--no-defaults",
+                f"--datadir={data}",
+                f"--user={user}",
+                "--skip-test-db",
+                "--auth-root-authentication-method=normal",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            timeout=120,
+        )
+    if made.returncode != 0:
+        raise TwinError(f"mariadb-install-db failed with exit code {made.returncode}: read {log}")
+    arguments = [
+        programs["mariadbd"],
+        "--no-defaults",
+        f"--user={user}",
+        f"--datadir={data}",
+        f"--socket={folders.database_socket}",
+        f"--pid-file={folders.run / 'mariadbd.pid'}",
+        "--skip-networking",
+        "--skip-grant-tables",  # the folder is closed to other users; there is no other way in
+        "--innodb-buffer-pool-size=64M",
+        "--innodb-lock-wait-timeout=900",
+        "--innodb-flush-log-at-trx-commit=0",
+    ]
+    return spawn("mariadbd", "mariadbd", arguments, environment, log, folders.processes)
+
+
+def start_slurmdbd(
+    programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]
+) -> ProcessRecord:
+    """Start slurmdbd on its private port."""
+    # Slurm has no key for the database's socket; the client library takes it from the environment
+    with_socket = {**environment, "MYSQL_UNIX_PORT": str(folders.database_socket)}
+    log: Path = folders.logs / "slurmdbd.out"
+    return spawn("slurmdbd", "slurmdbd", [programs["slurmdbd"], "-D"], with_socket, log, folders.processes)

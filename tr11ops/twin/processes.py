@@ -1,0 +1,146 @@
+"""The processes of a twin: each is known by pid and start time, so that no other process is ever touched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One process: what it is, and the two numbers which identify it until the machine restarts."""
+
+    role: str  # "munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "job"
+    name: str  # the node of a slurmd, otherwise the role
+    pid: int
+    start_ticks: int  # clock ticks since boot, as the kernel counts them
+    boot_id: str
+
+    @property
+    def is_alive(self) -> bool:
+        """True while exactly this process runs; a zombie or another process with the same pid is not it."""
+        return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
+
+
+def boot_id() -> str:
+    """The kernel's identity of the present boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot; None if there is none or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    after_name = text[text.rindex(")") + 2 :].split()  # the name may hold blanks and brackets
+    return None if after_name[0] in "ZX" else int(after_name[19])
+
+
+def spawn(
+    role: str, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, ledger: Path
+) -> ProcessRecord:
+    """Start a daemon in its own session, output appended to `log`, and note it in `ledger` at once."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    pid = os.posix_spawn(arguments[0], list(arguments), dict(environment), file_actions=actions, setsid=True)
+    record = ProcessRecord(role, name, pid, start_ticks(pid) or 0, boot_id())
+    with ledger.open("a") as stream:
+        stream.write(json.dumps(asdict(record)) + "\n")
+    return record
+
+
+def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
+    """All records of a twin; a last line cut short by a crash is left out, since the mark finds its process."""
+    records = []
+    try:
+        lines = ledger.read_text().splitlines()
+    except FileNotFoundError:
+        return ()
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError, TypeError):
+            records.append(ProcessRecord(**json.loads(line)))
+    return tuple(records)
+
+
+def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
+    """Running processes that belong to a twin: daemons and step managers by `mark`, jobs by their environment.
+
+    A job's process has the twin's slurm.conf and the name of a node in its environment, which a person's shell
+    inside the twin has not; what a job started is found through its parents too.
+    """
+    mark_entry = f"{MARK}={mark}".encode()
+    conf_entry = f"SLURM_CONF={configuration}".encode()
+    found: dict[int, ProcessRecord] = {}
+    here = boot_id()
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            children.setdefault(process.ppid(), []).append(process.pid)
+        try:
+            entries = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone, or another user's
+        if mark_entry in entries:
+            role = "daemon"
+        elif conf_entry in entries and any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries):
+            role = "job"
+        else:
+            continue
+        ticks = start_ticks(process.pid)
+        if ticks is not None:
+            found[process.pid] = ProcessRecord(role, role, process.pid, ticks, here)
+    waiting = list(found)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            ticks = start_ticks(child)
+            if child not in found and ticks is not None:
+                found[child] = ProcessRecord("job", "job", child, ticks, here)
+                waiting.append(child)
+    found.pop(os.getpid(), None)
+    return tuple(found.values())
+
+
+def end(records: Iterable[ProcessRecord], grace_seconds: float) -> tuple[ProcessRecord, ...]:
+    """End exactly these processes: SIGTERM, then SIGKILL after `grace_seconds` (0: at once). Returns what survived."""
+    alive = [record for record in records if record.is_alive]
+    if grace_seconds > 0:
+        for record in alive:
+            _send(record, signal.SIGTERM)
+            _send(record, signal.SIGCONT)  # a stopped daemon must wake to see it
+        alive = _wait(alive, grace_seconds)
+    for record in alive:
+        _send(record, signal.SIGKILL)
+    return tuple(_wait(alive, 10.0))
+
+
+def _send(record: ProcessRecord, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if record.is_alive:
+            os.kill(record.pid, number)
+
+
+def _wait(records: Sequence[ProcessRecord], seconds: float) -> list[ProcessRecord]:
+    deadline = time.monotonic() + seconds
+    while True:
+        alive = [record for record in records if record.is_alive]
+        for record in records:
+            if record not in alive and record.boot_id == boot_id():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(record.pid, os.WNOHANG)  # ours, when this process started it: leave no zombie
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(0.02)

@@ -1,0 +1,473 @@
+"""Twin: a real Slurm of many nodes on this machine, started, watched and ended as one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tr11ops.twin import accounting
+from tr11ops.twin.plan import (
+    TwinError,
+    TwinFolders,
+    TwinPlan,
+    TwinPorts,
+    cgroup_conf,
+    gres_conf,
+    slurm_conf,
+    slurmdbd_conf,
+)
+from tr11ops.twin.ports import claimed_ports, is_free
+from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
+
+INSTALL_FIX = "apt-get install slurm-wlm munge"
+DAEMONS = ("munged", "slurmctld", "slurmd")
+CLIENTS = ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Progress = Callable[[str], None]
+
+
+def default_directory(environ: Mapping[str, str], user_id: int) -> Path:
+    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin, for root /var/lib/tr11/twin.
+
+    Root's home is closed to others, and jobs of other users must be able to read the twin's configuration.
+    """
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "tr11" / "twin"
+    if user_id == 0:
+        return Path("/var/lib/tr11/twin")
+    return Path(environ.get("HOME") or pwd.getpwuid(user_id).pw_dir) / ".local" / "state" / "tr11" / "twin"
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH with the folders of system daemons, which a plain user's PATH often lacks."""
+    return environ.get("PATH", "") + ":" + SYSTEM_PATH
+
+
+def find_programs(path: str) -> dict[str, str]:
+    """Full paths of Slurm's and munge's programs. Raises TwinError that names the missing ones and the fix."""
+    found = {name: shutil.which(name, path=path) for name in DAEMONS + CLIENTS}
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        raise TwinError(f"{', '.join(missing)} not found on this machine: {INSTALL_FIX}")
+    return {name: where for name, where in found.items() if where is not None}
+
+
+def slurm_version(slurmctld: str) -> tuple[int, int]:
+    """Major and minor version, such as (22, 5)."""
+    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60).stdout
+    match = re.search(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise TwinError(f"{slurmctld} -V said {text.strip()!r}, no version: {INSTALL_FIX}")
+    return int(match[1]), int(match[2])
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node as the twin's controller sees it, and whether its daemon runs."""
+
+    name: str
+    state: str  # sinfo's long form: "idle", "mixed", "down*"; "unknown" when the controller does not answer
+    daemon_alive: bool
+
+
+@dataclass(frozen=True)
+class TwinStatus:
+    """What `tr11 twin status` shows. `answers` is False when the controller did not answer: states are then unknown."""
+
+    name: str
+    directory: Path
+    plan: TwinPlan
+    controller_port: int
+    answers: bool
+    daemons: tuple[ProcessRecord, ...]
+    dead: tuple[ProcessRecord, ...]
+    nodes: tuple[NodeStatus, ...]
+    memory_megabytes: int
+
+    @property
+    def is_healthy(self) -> bool:
+        """Every daemon runs, the controller answers, and no node is down."""
+        return self.answers and not self.dead and not any("down" in node.state for node in self.nodes)
+
+
+class Twin:
+    """One twin. `Twin.up(plan)` starts it, `Twin.find(...)` takes hold of a running one, `down()` ends it.
+
+    As a context manager it is taken down at the end of the block.
+    """
+
+    def __init__(self, plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, mark: str) -> None:
+        self.plan = plan
+        self.folders = folders
+        self.ports = ports
+        self._mark = mark
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def up(
+        cls,
+        plan: TwinPlan,
+        directory: Path | None = None,
+        progress: Progress = lambda message: None,
+        deadline_seconds: float = 180.0,
+    ) -> Twin:
+        """Start a twin and wait until every node is idle; a running one of the same plan is taken as it is.
+
+        `directory` holds one folder for each twin. Raises TwinError; what had been started is then ended.
+        """
+        programs = find_programs(search_path(os.environ))
+        database_programs = accounting.find_programs(search_path(os.environ)) if plan.accounting else {}
+        home = _home(directory)
+        folders = TwinFolders(home / plan.name)
+        folders.check(plan)
+        _make_folder(home)
+        with _locked(home, plan.name):
+            running = cls._load(folders)
+            if running is not None:
+                if any(record.is_alive for record in running.processes()):
+                    return _reuse(running, plan)
+                progress(f"clearing what a twin that was not taken down left in {folders.root}")
+                running._end(keep_logs=False)
+            elif folders.root.exists() and any(folders.root.iterdir()):
+                raise TwinError(f"{folders.root} exists and is no twin's: remove it, or choose another --dir or --name")
+            _check_memory(plan)
+            with claimed_ports(plan.ports_needed) as first:
+                twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
+                try:
+                    twin._start(programs, database_programs, progress, time.monotonic() + deadline_seconds)
+                except BaseException:
+                    twin._end(keep_logs=True)
+                    raise
+        return twin
+
+    @classmethod
+    def find(cls, name: str = "default", directory: Path | None = None) -> Twin:
+        """The twin of that name, running or crashed. Raises TwinError when there is none."""
+        twin = cls._load(TwinFolders(_home(directory) / name))
+        if twin is None:
+            raise TwinError(f"no twin {name!r} in {_home(directory)}: start one with tr11 twin up --name {name}")
+        return twin
+
+    def down(self, keep_logs: bool = False) -> Path | None:
+        """End every process of the twin and remove its folder; returns the folder of the logs when they are kept.
+
+        Raises TwinError when a process would not end.
+        """
+        with _locked(self.folders.root.parent, self.plan.name):
+            return self._end(keep_logs)
+
+    def __enter__(self) -> Twin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    # -- what clients need -----------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables which make Slurm's clients speak to this twin."""
+        return {"SLURM_CONF": str(self.folders.slurm_conf)}
+
+    def processes(self) -> tuple[ProcessRecord, ...]:
+        """The daemons as they were started, alive or not; a slurmd's `name` is its node."""
+        return read_ledger(self.folders.processes)
+
+    def process(self, name: str) -> ProcessRecord:
+        """The latest daemon of that name: a node, "slurmctld", "munged", "slurmdbd" or "mariadbd"."""
+        for record in reversed(self.processes()):
+            if record.name == name:
+                return record
+        raise TwinError(f"twin {self.plan.name!r} has no daemon {name!r}: nodes are {', '.join(self.plan.node_names)}")
+
+    def start_daemon(self, name: str) -> ProcessRecord:
+        """Start a node's slurmd, or "slurmctld", again after it was ended."""
+        if self.process(name).is_alive:
+            raise TwinError(f"{name} of twin {self.plan.name!r} runs: end it first")
+        return self._spawn(find_programs(search_path(os.environ)), name)
+
+    def node_states(self, timeout_seconds: float = 30.0) -> dict[str, str] | None:
+        """State of each node in sinfo's long form; None when the controller does not answer."""
+        try:
+            answer = subprocess.run(
+                ["sinfo", "--noheader", "--Node", "--format=%N|%T"],
+                env=self._daemon_environment(),
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if answer.returncode != 0:
+            return None
+        return dict(line.strip().split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
+
+    def status(self) -> TwinStatus:
+        """What runs, and what the controller says."""
+        latest = {record.name: record for record in self.processes()}
+        alive = tuple(record for record in latest.values() if record.is_alive)
+        states = self.node_states() if alive else None
+        nodes = tuple(
+            NodeStatus(name, (states or {}).get(name, "unknown"), name in latest and latest[name] in alive)
+            for name in self.plan.node_names
+        )
+        dead = tuple(record for record in latest.values() if record not in alive)
+        memory = _resident_megabytes(alive)
+        return TwinStatus(
+            self.plan.name, self.folders.root, self.plan, self.ports.controller, states is not None, alive, dead, nodes,
+            memory,
+        )  # fmt: skip
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _load(cls, folders: TwinFolders) -> Twin | None:
+        try:
+            value = json.loads(folders.record.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, json.JSONDecodeError) as error:
+            raise TwinError(f"{folders.record} cannot be read ({error}): remove {folders.root} by hand") from error
+        return cls(TwinPlan.from_json(value["plan"]), folders, TwinPorts(value["first_port"]), value["mark"])
+
+    def _start(
+        self, programs: Mapping[str, str], database_programs: Mapping[str, str], progress: Progress, deadline: float
+    ) -> None:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        self._write_files(user, slurm_version(programs["slurmctld"]))
+        progress(f"twin {self.plan.name}: {len(self.plan.node_names)} nodes, ports from {self.ports.first}")
+        munged = self._spawn(programs, "munged")
+        _await(self.folders.munge_socket.exists, munged, self.folders, deadline)
+        if self.plan.accounting:
+            progress("starting the accounting database")
+            environment = self._daemon_environment()
+            database = accounting.start_database(database_programs, self.folders, user, environment)
+            _await(lambda: _listens(self.folders.database_socket), database, self.folders, deadline)
+            slurmdbd = accounting.start_slurmdbd(database_programs, self.folders, environment)
+            _await(lambda: not is_free(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
+        controller = self._spawn(programs, "slurmctld")
+        for name in self.plan.node_names:
+            self._spawn(programs, name)
+        progress(f"started slurmctld and {len(self.plan.node_names)} slurmd, waiting for idle nodes")
+        waiting_before = len(self.plan.node_names)
+        while True:
+            states = self.node_states() or {}
+            waiting = [name for name in self.plan.node_names if states.get(name) != "idle"]
+            if not waiting:
+                return
+            if len(waiting) < waiting_before:
+                progress(f"{len(self.plan.node_names) - len(waiting)} of {len(self.plan.node_names)} nodes idle")
+                waiting_before = len(waiting)
+            dead = [record for record in self.processes() if not record.is_alive]
+            if dead:
+                raise _died(dead[0], self.folders)
+            if time.monotonic() > deadline:
+                raise TwinError(
+                    f"twin {self.plan.name!r}: {len(waiting)} nodes not idle in time, such as {waiting[0]} "
+                    f"({states.get(waiting[0], 'unknown')}): read {self.folders.logs}, {controller.name} first"
+                )
+            time.sleep(0.1)
+
+    def _write_files(self, user: str, version: tuple[int, int]) -> None:
+        folders = self.folders
+        for folder in (folders.root, folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
+            _make_folder(folder)
+        record = {"plan": self.plan.to_json(), "first_port": self.ports.first, "mark": self._mark}
+        _write(folders.record, json.dumps(record, indent=1) + "\n", 0o644)
+        _write(folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644)
+        _write(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
+        _write(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
+        for index in range(self.plan.gpus):
+            (folders.gpus / f"gpu{index}").touch()
+        key = folders.munge / "key"
+        descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(secrets.token_bytes(128))
+        if self.plan.accounting:
+            folders.database.mkdir(mode=0o700)
+            _write(folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600)
+
+    def _daemon_environment(self) -> dict[str, str]:
+        """A small environment of the twin's own: nothing of the caller's job or site leaks into its daemons."""
+        return {
+            "PATH": search_path(os.environ),
+            "LANG": "C.UTF-8",
+            "HOME": os.environ.get("HOME", "/"),
+            MARK: self._mark,
+            **self.environment,
+        }
+
+    def _spawn(self, programs: Mapping[str, str], name: str) -> ProcessRecord:
+        folders = self.folders
+        if name == "munged":
+            arguments = [
+                programs["munged"],
+                "--foreground",
+                "--force",  # a folder closed to other users is fine: the socket is for this user's daemons
+                f"--socket={folders.munge_socket}",
+                f"--key-file={folders.munge / 'key'}",
+                f"--pid-file={folders.munge / 'pid'}",
+                f"--log-file={folders.logs / 'munged.log'}",
+                f"--seed-file={folders.munge / 'seed'}",
+                "--num-threads=4",
+            ]
+        elif name == "slurmctld":
+            arguments = [programs["slurmctld"], "-D"]
+        else:
+            arguments = [programs["slurmd"], "-D", "-N", name]
+        role = name if name in DAEMONS else "slurmd"
+        log = folders.logs / f"{name}.out"
+        return spawn(role, name, arguments, self._daemon_environment(), log, folders.processes)
+
+    def _end(self, keep_logs: bool) -> Path | None:
+        daemons = self.processes()
+        brokers = [record for record in daemons if record.role in ("munged", "mariadbd")]
+        # the controller goes first, so that it starts nothing in the place of what ends
+        survivors = list(end([record for record in daemons if record.role == "slurmctld"], 5.0))
+        strays = [record for record in marked(self._mark, self.folders.slurm_conf) if record.pid not in _pids(daemons)]
+        survivors += end(strays, 0.0)
+        survivors += end([record for record in daemons if record not in brokers], 5.0)
+        survivors += end(brokers, 20.0)
+        for _ in range(5):  # a job may have been starting while its node ended
+            strays = list(marked(self._mark, self.folders.slurm_conf))
+            if not strays:
+                break
+            survivors += end(strays, 0.0)
+        survivors = [record for record in survivors if record.is_alive]
+        if survivors:
+            named = ", ".join(f"{record.name} (pid {record.pid})" for record in survivors)
+            raise TwinError(f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again")
+        kept = _keep(self.folders) if keep_logs and self.folders.logs.exists() else None
+        shutil.rmtree(self.folders.root, ignore_errors=False) if self.folders.root.exists() else None
+        return kept
+
+
+def _home(directory: Path | None) -> Path:
+    return (directory or default_directory(os.environ, os.geteuid())).absolute()
+
+
+def _pids(records: tuple[ProcessRecord, ...]) -> set[int]:
+    return {record.pid for record in records if record.is_alive}
+
+
+def _reuse(running: Twin, plan: TwinPlan) -> Twin:
+    if running.plan != plan:
+        ours, theirs = plan.to_json(), running.plan.to_json()
+        different = ", ".join(f"{key} {theirs[key]} (asked: {ours[key]})" for key in ours if ours[key] != theirs[key])
+        raise TwinError(
+            f"twin {plan.name!r} is up in {running.folders.root} with {different}: "
+            f"tr11 twin down --name {plan.name}, or choose another --name"
+        )
+    if not running.status().is_healthy:
+        raise TwinError(
+            f"twin {plan.name!r} in {running.folders.root} is up but not healthy: "
+            f"look with tr11 twin status --name {plan.name}, then tr11 twin down --name {plan.name}"
+        )
+    return running
+
+
+def _check_memory(plan: TwinPlan) -> None:
+    available = psutil.virtual_memory().available // 2**20
+    if available < plan.memory_needed_megabytes:
+        raise TwinError(
+            f"{len(plan.node_names)} nodes need {plan.memory_needed_megabytes} MB of memory and this machine has "
+            f"{available} MB free: ask for fewer --nodes or end other programs"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder that others may read, whatever the umask: jobs of other users need the configuration."""
+    missing = [folder, *folder.parents]
+    missing = [entry for entry in missing if not entry.exists()]
+    try:
+        for entry in reversed(missing):
+            entry.mkdir(exist_ok=True)
+            entry.chmod(0o755)
+    except OSError as error:
+        raise TwinError(f"the folder {folder} cannot be made ({error.strerror}): name another with --dir") from error
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@contextlib.contextmanager
+def _locked(home: Path, name: str) -> Iterator[None]:
+    """Keep a second `up` or `down` of the same twin away until this one is done."""
+    path = home / f".{name}.lock"
+    try:
+        stream = path.open("w")
+    except OSError as error:
+        raise TwinError(f"{path} cannot be written ({error.strerror}): name another folder with --dir") from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TwinError(f"twin {name!r} in {home} is being started or ended by another command: wait for it") from None
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _await(condition: Callable[[], bool], process: ProcessRecord, folders: TwinFolders, deadline: float) -> None:
+    while not condition():
+        if not process.is_alive:
+            raise _died(process, folders)
+        if time.monotonic() > deadline:
+            raise TwinError(f"{process.name} was not ready in time: read {folders.logs}")
+        time.sleep(0.02)
+
+
+def _died(process: ProcessRecord, folders: TwinFolders) -> TwinError:
+    """The error for a daemon that ended: its own last words are the best there is."""
+    words = ""
+    for suffix in (".out", ".log"):
+        with contextlib.suppress(OSError):
+            lines = (folders.logs / f"{process.name}{suffix}").read_text(errors="replace").strip().splitlines()
+            chosen = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)] or lines
+            words = words or (chosen[-1].strip() if chosen else "")
+    return TwinError(f"{process.name} ended at once: {words or 'it left no message'}; logs are in {folders.logs}")
+
+
+def _keep(folders: TwinFolders) -> Path:
+    """Move the logs beside the twin's folder, which is about to go."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    target = folders.root.parent / f"{folders.root.name}-logs-{stamp}-{secrets.token_hex(2)}"
+    folders.logs.rename(target)
+    return target
+
+
+def _resident_megabytes(records: tuple[ProcessRecord, ...]) -> int:
+    total = 0
+    for record in records:
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(record.pid).memory_info().rss
+    return total // 2**20

@@ -1,0 +1,108 @@
+"""Doing one thing on all ranks so that either it succeeds everywhere or every rank raises the same error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.contract import host_name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    value: Any = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The ranks that save or load together. Without a process group it is this process alone.
+
+    `group`: a group with a CPU back-end over all ranks; None is the default group when there is one.
+    """
+
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not (dist.is_available() and dist.is_initialized())
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.alone else dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        return 1 if self.alone else dist.get_world_size(self.group)
+
+    def everywhere(self, what: str, action: Callable[[], T]) -> list[T]:
+        """Run `action` on every rank and return all results by rank; doubles as a barrier.
+
+        If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault". The action may hold
+        one collective operation, as its first statement, if that fails on all ranks together.
+        """
+        outcomes = self.gather(_attempt(action))
+        for rank, outcome in enumerate(outcomes):
+            if outcome.fault is not None:
+                where = "" if self.size == 1 else f"rank {rank} "
+                raise CheckpointError(f"{what}: {where}{outcome.fault}")
+        return [cast(T, outcome.value) for outcome in outcomes]
+
+    def on_first(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0 and give its result to all; a failure is raised on all ranks."""
+        outcome = self.broadcast(_attempt(action) if self.rank == 0 else None)
+        assert outcome is not None
+        if outcome.fault is not None:
+            raise CheckpointError(f"{what}: {outcome.fault}")
+        return cast(T, outcome.value)
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return [value]
+        values: list[Any] = [None] * self.size
+        _guarded(lambda: dist.all_gather_object(values, value, group=self.group))
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return value
+        values = [value]
+        source = 0 if self.group is None else dist.get_global_rank(self.group, 0)
+        _guarded(lambda: dist.broadcast_object_list(values, src=source, group=self.group))
+        return values[0]
+
+
+def _guarded(collective: Callable[[], None]) -> None:
+    try:
+        collective()
+    except RuntimeError as error:
+        raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
+
+
+def _attempt(action: Callable[[], T]) -> _Outcome:
+    try:
+        return _Outcome(value=action())
+    except CheckpointError as error:
+        return _Outcome(fault=str(error))
+    except CheckpointException as error:  # a BaseException of torch; it carries each rank's own error
+        causes = [cause for cause, _ in error.failures.values()]
+        return _Outcome(fault=f"on {host_name()}: {one_line(causes[0]) if causes else one_line(error)}")
+    except Exception as error:
+        return _Outcome(fault=f"on {host_name()}: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line: the reason and the file for an OSError, else the type's name and its text."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,420 @@
+"""The training sections of the run card: frozen models, and the checks that span several keys.
+
+`tr11ops.runcard` composes these with the operation's sections, so there is one schema and no copy.
+Imports pydantic and the standard library only; never torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.contract import RunPaths
+
+PositiveInt = Field(gt=0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to mend it."""
+
+    key: str
+    value: Any
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > 60:
+            shown = shown[:57] + "..."
+        held = "" if self.value is None else f" = {shown}"
+        return f"{self.key}{held}: {self.rule}; {self.fix}".replace("\n", " ")
+
+
+class CardError(ValueError):
+    """A run card that cannot be used. `problems` holds every fault found; the text is one line for each."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]):
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+class Section(BaseModel):
+    """A table of the card. Unknown keys are refused; values are never silently converted from text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """[run]: the training's identity, where it lives, and when one attempt ends."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the run and of its Slurm job")
+    variant: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="experiment inside it")
+    directory: str = Field(min_length=1, description="the run directory: checkpoints, logs, state")
+    seed: int = Field(default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order")
+    kill_switch: str | None = Field(default=None, description="path of the stop file; default: kill-switch in the directory")
+    exit_duration_minutes: float | None = Field(default=None, gt=0, description="save and leave after this long")
+    exit_interval: int | None = Field(default=None, gt=0, description="save and leave at multiples of this iteration")
+    expect_resume: bool = Field(default=False, description="refuse to start from random weights")
+
+
+class ParallelSection(Section):
+    """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
+
+    tensor: int = Field(default=1, gt=0, description="tensor-parallel degree")
+    pipeline: int = Field(default=1, gt=0, description="pipeline-parallel degree (stages)")
+    partition: str = Field(
+        default="type:transformer|embedding", description="how layers are dealt to stages: type:REGEX, uniform, parameters"
+    )
+
+
+class ModelSection(Section):
+    """[model]: a pre-layer-norm GPT with tied input and output embedding."""
+
+    layers: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    attention_heads: int = Field(gt=0)
+    sequence_length: int = Field(gt=0, description="tokens in one sample")
+    ffn_hidden_size: int | None = Field(default=None, gt=0, description="default: 4 x hidden_size")
+    position_embedding: Literal["alibi", "absolute"] = "alibi"
+    max_position_embeddings: int | None = Field(default=None, gt=0, description="default: sequence_length")
+    embedding_layernorm: bool = Field(default=False, description="LayerNorm after the word embedding")
+    layernorm_epsilon: float = Field(default=1e-5, gt=0)
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    hidden_dropout: float = Field(default=0.1, ge=0, lt=1)
+    init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
+    activation_checkpointing: bool = Field(default=False, description="recompute block activations in the backward pass")
+
+    @property
+    def ffn(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def positions(self) -> int:
+        return self.max_position_embeddings or self.sequence_length
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.attention_heads
+
+
+class RampSection(Section):
+    """[batch.ramp]: the global batch grows from `start` by `increment` over the first `samples` samples."""
+
+    start: int = Field(gt=0)
+    increment: int = Field(gt=0)
+    samples: int = Field(ge=0)
+
+
+class BatchSection(Section):
+    """[batch]: how many samples a step takes, and how many the whole training takes."""
+
+    micro_batch_size: int = Field(gt=0)
+    global_batch_size: int = Field(gt=0)
+    train_samples: int = Field(gt=0)
+    ramp: RampSection | None = None
+
+
+class OptimizerSection(Section):
+    """[optimizer]: AdamW with decoupled weight decay."""
+
+    type: Literal["adamw"] = "adamw"
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping")
+
+
+class ScheduleSection(Section):
+    """[schedule]: the learning rate as a function of consumed samples."""
+
+    learning_rate: float = Field(gt=0)
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    decay_style: Literal["constant", "linear", "cosine"] = "cosine"
+    decay_samples: int | None = Field(default=None, gt=0, description="default: batch.train_samples")
+    warmup_samples: int = Field(default=0, ge=0)
+
+
+class PrecisionSection(Section):
+    """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32."""
+
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+
+class CheckpointSection(Section):
+    """[checkpoint]: when to save, and what a resume checks."""
+
+    interval: int = Field(gt=0, description="save every this many iterations")
+    verify: Literal["digests", "sizes"] = Field(default="digests", description="what is checked before a load")
+
+
+class EvaluationSection(Section):
+    """[evaluation]: validation loss during the training."""
+
+    interval: int = Field(default=1000, gt=0, description="evaluate every this many iterations")
+    iterations: int = Field(default=0, ge=0, description="global batches in one evaluation; 0 = never")
+
+
+class DataSection(Section):
+    """[data]: indexed datasets (`PREFIX.bin`, `PREFIX.idx`), with weights when there are several."""
+
+    prefixes: list[str] = Field(min_length=1, description="paths without extension")
+    weights: list[float] | None = Field(default=None, description="one per prefix; default: by their sizes")
+    split: str = Field(default="949,50,1", description="shares of train, validation, test")
+    cache: str | None = Field(default=None, description="folder of the index maps; default: beside the data")
+
+
+class TokenizerSection(Section):
+    """[tokenizer]: the tokenizer, and the padded size of its vocabulary."""
+
+    path: str | None = Field(default=None, description="folder with tokenizer.json")
+    padded_vocabulary_size: int = Field(gt=0, description="rows of the embedding")
+
+
+class LoggingSection(Section):
+    """[logging]: what is written, and how often."""
+
+    interval: int = Field(default=1, gt=0, description="iterations per log line")
+    tensorboard: bool = True
+    tensorboard_queue: int = Field(default=5, gt=0)
+    params_norm: bool = False
+
+
+class TrainerConfig(Section):
+    """Everything the trainer reads: the training sections of one run card."""
+
+    run: RunSection
+    parallel: ParallelSection = ParallelSection()
+    model: ModelSection
+    batch: BatchSection
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection
+    precision: PrecisionSection = PrecisionSection()
+    checkpoint: CheckpointSection
+    evaluation: EvaluationSection = EvaluationSection()
+    data: DataSection
+    tokenizer: TokenizerSection
+    logging: LoggingSection = LoggingSection()
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(Path(self.run.directory), self.run.name, self.run.variant)
+
+    @property
+    def kill_switch(self) -> Path:
+        """The stop file of this run; unique to it unless the card names one."""
+        return Path(self.run.kill_switch) if self.run.kill_switch else Path(self.run.directory) / "kill-switch"
+
+    @property
+    def decay_samples(self) -> int:
+        return self.schedule.decay_samples or self.batch.train_samples
+
+    def data_parallel(self, world_size: int) -> int:
+        """Data-parallel degree on `world_size` workers (integer division; see `cross_problems`)."""
+        return world_size // (self.parallel.tensor * self.parallel.pipeline)
+
+
+def load_trainer_config(path: Path) -> TrainerConfig:
+    """Read a resolved card (JSON) as the launcher wrote it; sections the trainer does not know are passed over.
+
+    Raises CardError when it cannot be read or breaks a rule.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "give a resolved card")]) from None
+    if not isinstance(value, dict):
+        raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "give a resolved card")])
+    known = {name: item for name, item in value.items() if name in TrainerConfig.model_fields}
+    return validate(TrainerConfig, known, str(path))
+
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
+
+
+def validate(schema: type[SectionType], value: Mapping[str, Any], source: str) -> SectionType:
+    """Build `schema` from plain tables; raises CardError with every problem, unknown keys with the nearest known."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise CardError(source, [_problem(schema, entry) for entry in error.errors()]) from None
+
+
+def _problem(schema: type[BaseModel], entry: Any) -> Problem:
+    key = ".".join(str(part) for part in entry["loc"]) or "card"
+    context = entry.get("ctx", {})
+    if entry["type"] == "extra_forbidden":
+        near = nearest(str(entry["loc"][-1]), _fields_at(schema, entry["loc"][:-1]))
+        fix = f"did you mean {near!r}?" if near else "remove it"
+        return Problem(key, entry["input"], "is not a known key", fix)
+    if entry["type"] == "missing":
+        return Problem(key, None, "is required and missing", "add it to the card")
+    if entry["type"] == "literal_error":
+        return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
+    rule = entry["msg"][0].lower() + entry["msg"][1:]
+    fix = "change it in the card or with --set " + key + "=VALUE"
+    return Problem(key, entry["input"], rule, fix)
+
+
+def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    """Names of the keys allowed in the table at `location`."""
+    current: Any = schema
+    for part in location:
+        annotation = current.model_fields[part].annotation if part in current.model_fields else None
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+        if not tables:
+            return []
+        current = tables[0]
+    return list(current.model_fields)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word closest to a misspelt one, or None when nothing is near."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
+    """Rules that span several keys (spec/tr11.md 3.2, 3.3, 3.14), for `world_size` workers. Empty when all hold."""
+    problems: list[Problem] = []
+
+    def refuse(key: str, value: Any, rule: str, fix: str) -> None:
+        problems.append(Problem(key, value, rule, fix))
+
+    model, batch, parallel = config.model, config.batch, config.parallel
+    if model.hidden_size % model.attention_heads:
+        near = _multiples(model.hidden_size, model.attention_heads)
+        refuse("model.hidden_size", model.hidden_size, f"must be divisible by model.attention_heads ({model.attention_heads})", f"use {near}")
+    if model.attention_heads % parallel.tensor:
+        refuse("parallel.tensor", parallel.tensor, f"must divide model.attention_heads ({model.attention_heads})", "choose a divisor of it")
+    if model.ffn % parallel.tensor:
+        refuse("parallel.tensor", parallel.tensor, f"must divide model.ffn_hidden_size ({model.ffn})", "choose a divisor of it")
+    vocabulary = config.tokenizer.padded_vocabulary_size
+    if vocabulary % parallel.tensor:
+        near = _multiples(vocabulary, parallel.tensor)
+        refuse("tokenizer.padded_vocabulary_size", vocabulary, f"must be divisible by parallel.tensor ({parallel.tensor})", f"use {near}")
+    if model.positions < model.sequence_length:
+        refuse(
+            "model.max_position_embeddings", model.positions,
+            f"must be at least model.sequence_length ({model.sequence_length})", "raise it or leave it out",
+        )
+    problems += _stage_problems(config)
+    problems += _world_problems(config, world_size)
+    problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
+    problems += _schedule_problems(config)
+    if config.data.weights is not None and len(config.data.weights) != len(config.data.prefixes):
+        refuse("data.weights", config.data.weights, f"needs one entry per data.prefixes ({len(config.data.prefixes)})", "add or remove weights")
+    if config.data.weights is not None and (min(config.data.weights, default=0) < 0 or sum(config.data.weights) <= 0):
+        refuse("data.weights", config.data.weights, "must not be negative, nor all zero", "give shares such as 0.7 and 0.3")
+    problems += _split_problems(config)
+    return problems
+
+
+def _multiples(value: int, factor: int) -> str:
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return f"{below} or {above}" if below else str(above)
+
+
+def _stage_problems(config: TrainerConfig) -> list[Problem]:
+    stages, layers = config.parallel.pipeline, config.model.layers
+    partition = config.parallel.partition
+    if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
+        return [Problem("parallel.partition", partition, "must be type:REGEX, uniform or parameters", "use type:transformer|embedding")]
+    if stages == 1 or not partition.startswith("type:"):
+        return []
+    if "embedding" in partition:
+        units, rule = layers + 2, "model.layers + 2 must be divisible by parallel.pipeline"
+    else:
+        units, rule = layers, "model.layers must be divisible by parallel.pipeline"
+    if units % stages:
+        near = [count for count in range(max(1, layers - stages), layers + stages + 1) if (count + units - layers) % stages == 0]
+        shown = " or ".join(str(count) for count in near[:2]) or "another number of layers"
+        return [Problem("model.layers", layers, f"{rule} ({stages})", f"use {shown}")]
+    if units // stages < 2 and "embedding" in partition:
+        return [Problem("parallel.pipeline", stages, "leaves a stage without a transformer block", "use fewer stages or more layers")]
+    return []
+
+
+def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
+    shape = config.parallel.tensor * config.parallel.pipeline
+    if world_size % shape:
+        return [
+            Problem(
+                "parallel", f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
+                f"the number of workers ({world_size} = nodes x workers per node) must be a multiple of {shape}",
+                f"use {_multiples(world_size, shape)} workers, or other degrees",
+            )
+        ]
+    return []
+
+
+def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
+    problems = []
+    chunk = batch.micro_batch_size * data_parallel
+    chunk_text = f"batch.micro_batch_size x data-parallel degree ({batch.micro_batch_size} x {data_parallel} = {chunk})"
+    if batch.global_batch_size % chunk:
+        problems.append(
+            Problem("batch.global_batch_size", batch.global_batch_size, f"must be divisible by {chunk_text}", f"use {_multiples(batch.global_batch_size, chunk)}")
+        )
+    ramp = batch.ramp
+    if ramp is not None:
+        if ramp.start >= batch.global_batch_size:
+            problems.append(
+                Problem("batch.ramp.start", ramp.start, f"must be below batch.global_batch_size ({batch.global_batch_size})", "lower it or remove the ramp")
+            )
+        elif (batch.global_batch_size - ramp.start) % ramp.increment:
+            problems.append(
+                Problem(
+                    "batch.ramp.increment", ramp.increment,
+                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})", "choose a divisor of it",
+                )
+            )
+        for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+            if value % chunk:
+                problems.append(Problem(f"batch.ramp.{key}", value, f"must be divisible by {chunk_text}", f"use {_multiples(value, chunk)}"))
+    first = ramp.start if ramp else batch.global_batch_size
+    if batch.train_samples < first:
+        problems.append(Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it"))
+    return problems
+
+
+def _schedule_problems(config: TrainerConfig) -> list[Problem]:
+    schedule, problems = config.schedule, []
+    if schedule.min_learning_rate > schedule.learning_rate:
+        problems.append(
+            Problem(
+                "schedule.min_learning_rate", schedule.min_learning_rate,
+                f"must not exceed schedule.learning_rate ({schedule.learning_rate})", "lower it",
+            )
+        )
+    if schedule.decay_style != "constant" and schedule.warmup_samples >= config.decay_samples:
+        problems.append(
+            Problem(
+                "schedule.warmup_samples", schedule.warmup_samples,
+                f"must be below schedule.decay_samples ({config.decay_samples})", "shorten the warm-up",
+            )
+        )
+    return problems
+
+
+def _split_problems(config: TrainerConfig) -> list[Problem]:
+    text = config.data.split
+    rule = "must be three shares such as 949,50,1 (train, validation, test), the first above zero"
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or min(shares) < 0 or not 0 < shares[0] < float("inf") or sum(shares) == float("inf"):
+        return [Problem("data.split", text, rule, "write three numbers with commas")]
+    if config.evaluation.iterations and shares[1] == 0:
+        return [Problem("data.split", text, "leaves no validation data for [evaluation]", "give the second share a value or set evaluation.iterations = 0")]
+    return []

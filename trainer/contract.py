@@ -1,0 +1,460 @@
+"""Formats that the trainer writes and the operations toolkit reads. Standard library only.
+
+Everything here is part of the run-directory contract: a change of any literal is a change of the contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+MANIFEST_SCHEMA = 1
+LATEST_FILE = "latest"
+MANIFEST_FILE = "manifest.json"
+
+
+# ----------------------------------------------------------------------------- where things live
+@dataclass(frozen=True)
+class RunPaths:
+    """Every path below a run's root that the trainer touches.
+
+    `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually `main`).
+    """
+
+    root: Path
+    name: str
+    variant: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints" / self.variant
+
+    @property
+    def latest(self) -> Path:
+        return self.checkpoints / LATEST_FILE
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / checkpoint_name(step)
+
+    @property
+    def published(self) -> Path:
+        """The folder that is mirrored to the hub: logs and TensorBoard events."""
+        return self.root / f"{self.name}-logs"
+
+    @property
+    def logs(self) -> Path:
+        return self.published / "logs" / self.variant
+
+    @property
+    def main_log(self) -> Path:
+        return self.logs / "main_log.txt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.logs / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.published / "tensorboard" / self.variant
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.state / "heartbeat"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.heartbeats / f"{rank}.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.state / "attempts"
+
+    def attempt(self, job_id: str) -> Path:
+        return self.attempts / job_id
+
+    def end_marker(self, job_id: str) -> Path:
+        return self.attempt(job_id) / "end.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of the checkpoint of one global step, e.g. `global_step12659`."""
+    return f"global_step{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step that a checkpoint folder's name says, or None if it is not such a name."""
+    match = re.fullmatch(r"global_step(\d+)", name)
+    return int(match.group(1)) if match else None
+
+
+# ----------------------------------------------------------------------------- files, whole or not at all
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, group-writable.
+
+    Raises OSError as the file system does (disk full, read-only, missing rights); the old file is then intact.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o664)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object atomically (see `write_atomically`)."""
+    write_atomically(path, json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None when it does not exist. Raises ValueError when it is not a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return value
+
+
+# ----------------------------------------------------------------------------- the log line
+@dataclass(frozen=True)
+class StepRecord:
+    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths in tokens."""
+
+    iteration: int
+    total_iterations: int
+    consumed_samples: int
+    consumed_tokens: int
+    seconds_per_iteration: float
+    learning_rate: float
+    global_batch_size: int
+    lm_loss: float
+    grad_norm: float | None
+    samples_per_second: float
+    tflops: float
+    loss_scale: float | None = None
+    params_norm: float | None = None
+    num_zeros: float = 0.0
+    curriculum_length: int | None = None
+    skipped_iterations: int = 0
+    nan_iterations: int = 0
+
+
+def format_step(record: StepRecord) -> str:
+    """The per-iteration line of the original training, byte for byte (facts: spec/tr11.md 3.8).
+
+    A NaN loss is printed as `nan`: the original dropped the field, which hid the fault.
+    """
+    parts = [
+        f" iteration {record.iteration:8d}/{record.total_iterations:8d} |",
+        f" consumed samples: {record.consumed_samples:12d} |",
+        f" consumed tokens: {record.consumed_tokens:12d} |",
+        f" elapsed time per iteration (s): {record.seconds_per_iteration:.2f} |",
+        f" learning rate: {record.learning_rate:.3E} |",
+        f" global batch size: {record.global_batch_size:5d} |",
+        f" lm loss: {_scientific(record.lm_loss)} |",
+    ]
+    if record.loss_scale is not None:
+        parts.append(f" loss scale: {record.loss_scale:.1f} |")
+    if record.grad_norm is not None:
+        parts.append(f" grad norm: {record.grad_norm:.3f} |")
+    parts.append(f" num zeros: {record.num_zeros:.1f} |")
+    if record.params_norm is not None:
+        parts.append(f" params norm: {record.params_norm:.3f} |")
+    if record.curriculum_length is not None:
+        parts.append(f" curriculum seqlen: {record.curriculum_length:5d} |")
+    parts += [
+        f" number of skipped iterations: {record.skipped_iterations:3d} |",
+        f" number of nan iterations: {record.nan_iterations:3d} |",
+        f" samples per second: {record.samples_per_second:.3f} |",
+        f" TFLOPs: {record.tflops:.2f} |",
+    ]
+    return "".join(parts)
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.6E}" if math.isfinite(value) else f"{value}"
+
+
+_ITERATION = re.compile(r"\biteration\s+(\d+)/\s*(\d+) \|")
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+_FIELDS: dict[str, tuple[str, type]] = {
+    "consumed_samples": (r"consumed samples:\s*(\d+) \|", int),
+    "consumed_tokens": (r"consumed tokens:\s*(\d+) \|", int),
+    "seconds_per_iteration": (rf"elapsed time per iteration \(s\):\s*{_NUMBER} \|", float),
+    "milliseconds_per_iteration": (rf"elapsed time per iteration \(ms\):\s*{_NUMBER} \|", float),
+    "learning_rate": (rf"learning rate:\s*{_NUMBER} \|", float),
+    "global_batch_size": (r"global batch size:\s*(\d+) \|", int),
+    "lm_loss": (rf"lm loss:\s*{_NUMBER} \|", float),
+    "loss_scale": (rf"loss scale:\s*{_NUMBER} \|", float),
+    "grad_norm": (rf"grad norm:\s*{_NUMBER} \|", float),
+    "num_zeros": (rf"num zeros:\s*{_NUMBER} \|", float),
+    "params_norm": (rf"params norm:\s*{_NUMBER} \|", float),
+    "curriculum_length": (r"curriculum seqlen:\s*(\d+) \|", int),
+    "skipped_iterations": (r"number of skipped iterations:\s*(\d+) \|", int),
+    "nan_iterations": (r"number of nan iterations:\s*(\d+) \|", int),
+    "samples_per_second": (rf"samples per second:\s*{_NUMBER} \|", float),
+    "tflops": (rf"TFLOPs:\s*{_NUMBER} \|", float),
+}
+_COMPILED_FIELDS = {name: (re.compile(pattern), kind) for name, (pattern, kind) in _FIELDS.items()}
+
+
+def parse_step(line: str) -> StepRecord | None:
+    """Read one per-iteration line of this or of an older training; None if the line is not one.
+
+    Accepts launcher prefixes (`[default7]:`), the millisecond form, and lines without tokens or throughput.
+    A missing `lm loss` is read as NaN, because the original omitted the field exactly then.
+    """
+    head = _ITERATION.search(line)
+    if head is None:
+        return None
+    found: dict[str, Any] = {}
+    for name, (pattern, kind) in _COMPILED_FIELDS.items():
+        match = pattern.search(line)
+        if match:
+            found[name] = kind(match.group(1))
+    if "consumed_samples" not in found or "learning_rate" not in found:
+        return None
+    milliseconds = found.pop("milliseconds_per_iteration", None)
+    if milliseconds is not None:
+        found.setdefault("seconds_per_iteration", milliseconds / 1000.0)
+    for name in ("seconds_per_iteration", "lm_loss", "samples_per_second", "tflops"):
+        found.setdefault(name, math.nan)
+    found.setdefault("consumed_tokens", 0)
+    found.setdefault("global_batch_size", 0)
+    found.setdefault("grad_norm", None)
+    return StepRecord(iteration=int(head.group(1)), total_iterations=int(head.group(2)), **found)
+
+
+def format_validation(name: str, iteration: int, loss: float) -> str:
+    """The three lines that report one validation group (dashes, values, dashes)."""
+    perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+    line = (
+        f" {name} loss at iteration {iteration} | lm loss value: {_scientific(loss)} |"
+        f" lm loss PPL: {_scientific(perplexity)} | "
+    )
+    rule = "-" * (len(line) + 1)
+    return f"{rule}\n{line}\n{rule}"
+
+
+# ----------------------------------------------------------------------------- heartbeat
+@dataclass(frozen=True)
+class Heartbeat:
+    """Where one rank is: written at every change of phase and every step, replaced atomically."""
+
+    rank: int
+    host: str
+    pid: int
+    phase: str
+    iteration: int
+    time: float
+    job_id: str
+
+    @classmethod
+    def read(cls, path: Path) -> Heartbeat | None:
+        """The heartbeat in `path`, or None when absent. Raises ValueError when it is malformed."""
+        return _read_record(cls, path)
+
+
+def write_heartbeat(path: Path, heartbeat: Heartbeat) -> None:
+    """Replace one rank's heartbeat. Not flushed to disk: it is worth nothing after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{heartbeat.pid}")
+    temporary.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+# ----------------------------------------------------------------------------- end marker
+@dataclass(frozen=True)
+class EndMarker:
+    """The trainer's own word on how it ended. Its absence after a job ended means: it did not end by itself.
+
+    `reason` is one of END_REASONS; `restart` says whether the next array task should go on training.
+    """
+
+    reason: str
+    iteration: int
+    checkpoint_step: int | None
+    restart: bool
+    message: str
+    time: float
+    host: str
+    job_id: str
+    launch: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> EndMarker | None:
+        """The marker in `path`, or None when absent. Raises ValueError when it is malformed."""
+        return _read_record(cls, path)
+
+
+END_REASONS = {
+    "finished": "all samples were trained",
+    "exit-duration": "the attempt's own time was up",
+    "exit-interval": "the exit interval was reached",
+    "signal": "the scheduler or a person sent a signal",
+    "kill-switch": "the kill switch was found",
+    "refused": "bad input: nothing was trained, and another try would end the same way",
+    "error": "the trainer failed",
+}
+
+# What the trainer's process returns. A refusal (bad input) must not be retried by the next array task.
+EXIT_FINE = 0
+EXIT_ERROR = 1
+EXIT_REFUSED = 2
+
+
+def _read_record(cls: Any, path: Path) -> Any:
+    value = read_json(path)
+    if value is None:
+        return None
+    names = {entry.name for entry in fields(cls)}
+    try:
+        return cls(**{key: item for key, item in value.items() if key in names})
+    except TypeError as error:
+        raise ValueError(f"{path} is not a {cls.__name__}: {error}") from None
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()
+
+
+def host_name() -> str:
+    """This node's name: Slurm's own name for it where one machine plays many nodes."""
+    return os.environ.get("SLURMD_NODENAME") or os.environ.get("TR11_NODE_NAME") or socket.gethostname()
+
+
+# ----------------------------------------------------------------------------- checkpoint manifest
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint: path relative to the checkpoint's folder, bytes, blake2b-256 hex digest."""
+
+    path: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint says of itself; written last, so its existence means completeness."""
+
+    step: int
+    consumed_samples: int
+    consumed_tokens: int
+    files: tuple[FileEntry, ...]
+    topology: Mapping[str, int]
+    model: Mapping[str, Any]
+    run_card_hash: str
+    created: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+    job_id: str = ""
+    schema: int = MANIFEST_SCHEMA
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files)
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into the checkpoint's folder. Call it when every other file is on disk."""
+        write_json(folder / MANIFEST_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest of a checkpoint folder; None if it has none (then it is not complete).
+
+        Raises ValueError when the manifest is damaged or of a newer schema.
+        """
+        try:
+            value = read_json(folder / MANIFEST_FILE)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{folder / MANIFEST_FILE} cannot be read: {error}") from None
+        if value is None:
+            return None
+        if value.get("schema", 0) > MANIFEST_SCHEMA:
+            raise ValueError(f"{folder} was written by a newer tr11 (manifest schema {value['schema']})")
+        try:
+            entries = tuple(FileEntry(**entry) for entry in value.pop("files"))
+            return cls(files=entries, **value)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder / MANIFEST_FILE} is not a manifest: {error}") from None
+
+
+def file_digest(path: Path) -> str:
+    """blake2b-256 of a file, read in 4 MiB pieces."""
+    digest = hashlib.blake2b(digest_size=32)
+    with path.open("rb") as stream:
+        while piece := stream.read(4 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def manifest_faults(folder: Path, manifest: Manifest, read_digests: bool) -> list[str]:
+    """What is wrong with a checkpoint's files, one line each; empty when all is well.
+
+    Sizes are always compared; digests only when `read_digests` (that reads every byte).
+    """
+    faults = []
+    for entry in manifest.files:
+        path = folder / entry.path
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            faults.append(f"{entry.path}: {error.strerror or error}")
+            continue
+        if size != entry.bytes:
+            faults.append(f"{entry.path}: {size} bytes, the manifest says {entry.bytes}")
+        elif read_digests and file_digest(path) != entry.digest:
+            faults.append(f"{entry.path}: its digest differs from the manifest's")
+    return faults
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted(step for step in map(checkpoint_step, names) if step is not None)
+
+
+def read_latest(folder: Path) -> int | None:
+    """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
+    try:
+        text = (folder / LATEST_FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    step = checkpoint_step(text)
+    if step is None:
+        raise ValueError(f"{folder / LATEST_FILE} says {text[:40]!r}, expected global_stepN")
+    return step
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one whole line in a single write, so that writers never interleave inside a line on a local disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
+    try:
+        os.write(descriptor, (text + "\n").encode("utf-8"))
+    finally:
+        os.close(descriptor)

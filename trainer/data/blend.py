@@ -1,0 +1,143 @@
+"""Which data set each sample comes from, and which part of a data set belongs to training, validation and test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError
+
+# A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
+BLEND_MARGIN = 1.005
+
+
+@dataclass(frozen=True)
+class Member:
+    """One data set of a mixture: relative weight, prefix of its pair, and the part of its sequences, as fractions."""
+
+    weight: float
+    prefix: str
+    start: float = 0.0
+    end: float = 1.0
+
+    def documents(self, count: int) -> range:
+        """The sequences of a data set of `count` that belong to this part (rounded half to even)."""
+        return range(round(self.start * count), round(self.end * count))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A named mixture, e.g. `train`, or one of several validation sets."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+def parse_group(text: str) -> Group:
+    """A mixture from `NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...`. Raises DataError."""
+    name, colon, rest = text.partition(":")
+    if not colon or not name.strip():
+        raise DataError(f"data group {text[:60]!r} has no name; write NAME: WEIGHT START:END PREFIX, ...")
+    members = []
+    for part in rest.split(","):
+        fields = part.split()
+        if len(fields) != 3:
+            raise DataError(
+                f"data group {name.strip()}: {part.strip()!r} has {len(fields)} parts, expected 3: WEIGHT START:END PREFIX"
+            )
+        start, end = parse_range(fields[1])
+        members.append(Member(_number(fields[0], f"weight of {fields[2]}"), fields[2], start, end))
+    return Group(name.strip(), tuple(members))
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """START:END, two fractions with 0 <= START < END <= 1. Raises DataError."""
+    parts = text.split(":")
+    if len(parts) != 2:
+        raise DataError(f"data range {text!r} must be START:END, for example 0:0.95")
+    start, end = (_number(part, f"data range {text!r}") for part in parts)
+    if not 0.0 <= start < end <= 1.0:
+        raise DataError(f"data range {text!r} must have 0 <= START < END <= 1")
+    return start, end
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{what}: {text!r} is not a number")
+    return value
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """Shares of training, validation and test from `949,50,1`; they need not sum to anything. Raises DataError."""
+    shares = [_number(part, f"split {split!r}") for part in split.split(",")]
+    if not 1 <= len(shares) <= 3 or any(share < 0 for share in shares) or sum(shares) <= 0:
+        raise DataError(f"split {split!r} must be one to three numbers, none negative, such as 949,50,1")
+    shares += [0.0] * (3 - len(shares))
+    total = sum(shares)
+    return (shares[0] / total, shares[1] / total, shares[2] / total)
+
+
+def split_documents(split: str, count: int) -> tuple[range, range, range]:
+    """The sequences of training, validation and test among `count`.
+
+    Each boundary is the one before plus the rounded share; what is too many or too few at the end is taken from every
+    boundary but the first. Raises DataError for a malformed split.
+    """
+    bounds = [0]
+    for share in parse_split(split):
+        bounds.append(bounds[-1] + round(share * float(count)))
+    excess = bounds[-1] - count
+    bounds[1:] = [max(0, bound - excess) for bound in bounds[1:]]
+    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
+
+
+def normalised(weights: Sequence[float]) -> tuple[float, ...]:
+    """Weights divided by their sum. Raises DataError unless all are finite and positive."""
+    if not weights or any(not math.isfinite(weight) or weight <= 0 for weight in weights):
+        raise DataError(f"weights of the data must be positive numbers, got {', '.join(map(str, weights)) or 'none'}")
+    total = math.fsum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def member_samples(weights: Sequence[float], samples: int) -> tuple[int, ...]:
+    """Samples to prepare of each member for a mixture of `samples`: its share and half a percent more."""
+    if len(weights) == 1:
+        return (samples,)
+    return tuple(math.ceil(samples * weight * BLEND_MARGIN) for weight in normalised(weights))
+
+
+def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """For each sample of the mixture, the member it comes from and its number there: two arrays [samples].
+
+    Greedy, as Megatron does it: at sample i the member that is furthest behind weight * max(i, 1) is taken, the first
+    of equals. The beginning does not depend on `samples`, so a longer mixture only appends.
+    """
+    shares = np.asarray(normalised(weights), dtype=np.float64)
+    counts = np.zeros(len(shares), dtype=np.float64)
+    dtype = np.uint8 if len(shares) < 255 else np.int16
+    sets = np.empty(samples, dtype=dtype)
+    numbers = np.empty(samples, dtype=np.int64)
+    error = np.empty(len(shares), dtype=np.float64)
+    for index in range(samples):
+        np.multiply(shares, max(index, 1), out=error)
+        np.subtract(error, counts, out=error)
+        chosen = int(error.argmax())
+        sets[index] = chosen
+        numbers[index] = counts[chosen]
+        counts[chosen] += 1
+    return sets, numbers
+
+
+def prefix_name(prefix: Path | str) -> str:
+    """The last part of a prefix, for names of files made from it."""
+    return Path(prefix).name

@@ -1,0 +1,236 @@
+"""A real corpus from text that every Python installation carries: documentation, docstrings and sources.
+
+No text is taken twice: a module's docstrings become one document and its code, with the docstrings cut out, another.
+Documents are ordered by their digest, so that every part of the file, and so every split of it, is a fair mixture.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import write_json
+from trainer.data.errors import DataError, explain_os_errors
+
+DEFAULT_MIN_BYTES = 20_000_000
+RECIPE_REVISION = 1  # raised by one whenever the choice or the cutting of texts changes
+SHORTEST_TEXT = 64  # characters; shorter documents teach nothing
+LONGEST_FILE = 2_000_000  # bytes; longer sources are generated tables
+TEST_FOLDERS = {"test", "tests", "idle_test"}
+# The topics are taken as text; the build's own configuration differs from machine to machine.
+LEFT_OUT = re.compile(r"(^|/)(__pycache__|pydoc_data|site-packages|dist-packages|lib2to3)(/|$)|(^|/)_sysconfigdata")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, and where it comes from: `topics/NAME`, or a file's path below its library with `#docstrings`/`#code`."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What a finished corpus holds: counts, UTF-8 bytes of text by origin, and what was left out."""
+
+    path: str
+    documents: int
+    text_bytes: int
+    file_bytes: int
+    bytes_by_origin: dict[str, int]
+    duplicates: int
+    unreadable_files: int
+    already_complete: bool = False
+
+
+def topics() -> Iterator[Document]:
+    """The documentation topics that `help()` shows."""
+    try:
+        from pydoc_data.topics import topics as entries
+    except ImportError:  # some distributions package the documentation apart
+        return
+    for name in sorted(entries):
+        yield Document(entries[name], f"topics/{name}")
+
+
+def library_files(library: Path, tests: bool) -> Iterator[str]:
+    """Paths (relative, sorted) of the Python sources below a library; those of its tests, or all but those."""
+    found = []
+    for folder, names, files in os.walk(library):
+        below = os.path.relpath(folder, library)
+        names[:] = [name for name in names if not LEFT_OUT.search(os.path.join(below, name).removeprefix("./"))]
+        found += [os.path.normpath(os.path.join(below, file)) for file in files if file.endswith(".py")]
+    for name in sorted(found):
+        if not LEFT_OUT.search(name) and tests == bool(TEST_FOLDERS & set(Path(name).parts[:-1])):
+            yield name
+
+
+def cut_module(source: str) -> tuple[str, str]:
+    """A module's docstrings, each under the name it documents, and its code without them.
+
+    Raises SyntaxError or ValueError when the source is not of this Python's syntax.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old escapes in strings are no concern of ours
+        tree = ast.parse(source)
+    lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
+    docstrings = []
+    for name, node in _documented(tree, ""):
+        text = ast.get_docstring(node)
+        expression = node.body[0]
+        first = expression.lineno - 1
+        if not text or (lines[first] or "").lstrip()[:1] not in {'"', "'", "r", "R", "u", "U"}:
+            continue  # none, or it shares its line with code and stays there
+        docstrings.append(f"{name}\n\n{text}" if name else text)
+        # Marked while walking, so that the count of lines stays right; dropped at the end.
+        for number in range(first, expression.end_lineno):
+            lines[number] = None
+    return "\n\n\n".join(docstrings), "\n".join(line for line in lines if line is not None)
+
+
+def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, ast.Module):
+        yield "", node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}{child.name}"
+            yield name, child
+            yield from _documented(child, f"{name}.")
+
+
+def library_documents(library: Path, label: str, tests: bool, on_unreadable: Callable[[], None]) -> Iterator[Document]:
+    """Docstrings and code of every module of a library; files that cannot be read or parsed are counted and left out."""
+    for name in library_files(library, tests):
+        path = library / name
+        try:
+            if path.stat().st_size > LONGEST_FILE:
+                continue
+            with tokenize.open(path) as stream:
+                docstrings, code = cut_module(stream.read())
+            (docstrings + code).encode("utf-8")  # lone surrogates cannot be written
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            on_unreadable()
+            continue
+        yield Document(docstrings, f"{label}/{name}#docstrings")
+        yield Document(code, f"{label}/{name}#code")
+
+
+def all_documents(on_unreadable: Callable[[], None]) -> Iterator[Document]:
+    """Every document of this installation, best first: topics, standard library, its tests, installed packages."""
+    yield from topics()
+    standard = Path(sysconfig.get_path("stdlib"))
+    yield from library_documents(standard, "stdlib", False, on_unreadable)
+    yield from library_documents(standard, "stdlib", True, on_unreadable)
+    for folder in sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+        if Path(folder).is_dir():
+            yield from library_documents(Path(folder), "packages", False, on_unreadable)
+
+
+def build_corpus(
+    output: Path,
+    min_bytes: int = DEFAULT_MIN_BYTES,
+    force: bool = False,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> CorpusReport:
+    """Write `output`, one JSON object `{"text", "source"}` a line, with at least `min_bytes` of UTF-8 text.
+
+    Deterministic for one installation; written whole or not at all. A complete corpus of the same recipe is kept unless
+    `force`. `on_bytes` hears of the text gathered. Holds the text in memory (about `min_bytes`).
+    Raises DataError when the installation carries less than `min_bytes`, or the file cannot be written.
+    """
+    if min_bytes < 1:
+        raise DataError(f"a corpus of at least {min_bytes} bytes was asked; ask for at least 1")
+    request = {"min_bytes": min_bytes, "python": sys.version, "recipe": RECIPE_REVISION}
+    done = None if force else _complete(output, request)
+    if done is not None:
+        return done
+    chosen: dict[bytes, Document] = {}
+    origins: dict[str, int] = {}
+    gathered = duplicates = unreadable = 0
+
+    def count_unreadable() -> None:
+        nonlocal unreadable
+        unreadable += 1
+
+    for document in all_documents(count_unreadable):
+        if len(document.text.strip()) < SHORTEST_TEXT:
+            continue
+        data = document.text.encode("utf-8")
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest in chosen:
+            duplicates += 1
+            continue
+        chosen[digest] = document
+        origin = _origin(document.source)
+        origins[origin] = origins.get(origin, 0) + len(data)
+        gathered += len(data)
+        on_bytes(len(data))
+        if gathered >= min_bytes:
+            break
+    else:
+        raise DataError(
+            f"this Python installation carries {gathered} bytes of text, {min_bytes} were asked; use --min-bytes {gathered}"
+            " or an installation with the standard library's sources"
+        )
+    _write_lines(output, [chosen[digest] for digest in sorted(chosen)])
+    report = CorpusReport(
+        str(output), len(chosen), gathered, output.stat().st_size, dict(sorted(origins.items())), duplicates, unreadable
+    )
+    with explain_os_errors("writing", _record_path(output)):
+        write_json(_record_path(output), {"request": request, "report": vars(report)})
+    return report
+
+
+def _origin(source: str) -> str:
+    label, _, name = source.partition("/")
+    if label == "topics":
+        return label
+    kind = source.rpartition("#")[2]
+    return f"{label} tests {kind}" if TEST_FOLDERS & set(Path(name).parts[:-1]) else f"{label} {kind}"
+
+
+def _write_lines(output: Path, documents: list[Document]) -> None:
+    with explain_os_errors("writing", output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                for document in documents:
+                    stream.write(json.dumps(vars(document), ensure_ascii=False) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, 0o664)
+            os.replace(temporary, output)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+
+def _record_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.report.json")
+
+
+def _complete(output: Path, request: dict[str, Any]) -> CorpusReport | None:
+    """The report of a corpus that is already there, whole, and of the same request."""
+    try:
+        record = json.loads(_record_path(output).read_text(encoding="utf-8"))
+        report = CorpusReport(**{**record["report"], "path": str(output), "already_complete": True})
+        if record["request"] == request and output.stat().st_size == report.file_bytes:
+            return report
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None

@@ -1,0 +1,148 @@
+"""Documents -> shuffled samples of fixed length: the three index maps of GPT training, in numpy alone.
+
+* document index int32 [epochs * documents]: the documents of every epoch, shuffled.
+* sample index int32 (int64 when needed) [samples + 1, 2]: where each sample begins, as (position in the document
+  index, token in that document). A sample has `sequence_length + 1` tokens and shares the last one with its successor.
+* shuffle index uint32 (int64 when needed) [samples]: the order in which samples are used.
+
+The draws of randomness and every rounding follow Megatron's, so the same data and seed give the same order of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError
+
+# The last epoch is kept apart when less than this share of it is needed; Megatron's later versions use 0.80.
+LAST_EPOCH_SHARE = 0.95
+
+IntArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class IndexMaps:
+    """The three maps, see the module. `len(samples) - 1 == len(shuffle)`."""
+
+    documents: IntArray
+    samples: IntArray
+    shuffle: IntArray
+
+    def __len__(self) -> int:
+        """Samples in the maps: at least as many as were asked for."""
+        return len(self.shuffle)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How often the data is passed through, and whether the last pass is shuffled by itself."""
+
+    tokens_per_epoch: int
+    epochs: int
+    separate_last: bool
+    samples_before_last: int
+
+
+def plan_epochs(
+    tokens_per_epoch: int, samples: int, sequence_length: int, last_epoch_share: float = LAST_EPOCH_SHARE
+) -> EpochPlan:
+    """The least number of epochs that holds `samples`, and whether its last epoch is kept apart.
+
+    Raises DataError when one epoch holds less than one sample, or no sample is asked for.
+    """
+    if samples < 1:
+        raise DataError(f"{samples} samples asked of the data; ask for at least 1")
+    if tokens_per_epoch < sequence_length + 1:
+        raise DataError(
+            f"the data has {tokens_per_epoch} tokens, one sample needs sequence_length + 1 = {sequence_length + 1}:"
+            " give more data, a larger part of it, or a shorter sequence"
+        )
+    # Least n with (n * tokens - 1) // length >= samples.
+    epochs = -(-(samples * sequence_length + 1) // tokens_per_epoch)
+    if epochs == 1:
+        return EpochPlan(tokens_per_epoch, 1, False, 0)
+    before_last = ((epochs - 1) * tokens_per_epoch - 1) // sequence_length
+    needed_of_last = samples - before_last
+    per_epoch = (tokens_per_epoch - 1) // sequence_length
+    separate = needed_of_last < int(last_epoch_share * per_epoch)
+    return EpochPlan(tokens_per_epoch, epochs, separate, before_last)
+
+
+def build_document_index(
+    documents: IntArray, epochs: int, random: np.random.RandomState, separate_last: bool
+) -> npt.NDArray[np.int32]:
+    """The documents of all epochs, shuffled together; the last epoch by itself if it is kept apart.
+
+    documents: numbers of the documents of the split [n]. Returns int32 [epochs * n].
+    """
+    if separate_last and epochs > 1:
+        first = build_document_index(documents, epochs - 1, random, False)
+        return np.concatenate((first, build_document_index(documents, 1, random, False)))
+    index = np.tile(np.asarray(documents, dtype=np.int32), epochs)
+    random.shuffle(index)
+    return index
+
+
+def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_length: int) -> IntArray:
+    """Where each sample begins when the documents are laid end to end.
+
+    sizes: tokens of every document of the data set, by document number. Returns [samples + 1, 2]. Sample i begins at
+    token i * sequence_length of the row of documents; each document holds as many beginnings as multiples of the
+    sequence length fall into it, so counting them replaces the walk from sample to sample.
+    """
+    lengths = np.asarray(sizes)[document_index]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1])
+    samples = (total - 1) // sequence_length
+    largest = max(len(document_index), int(np.max(lengths)))
+    dtype = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
+    # Beginnings in [0, end) of each document, less those before it.
+    beginnings = -(-ends // sequence_length)
+    beginnings[1:] -= beginnings[:-1].copy()
+    result = np.empty((samples + 1, 2), dtype=dtype)
+    positions = np.repeat(np.arange(len(lengths), dtype=dtype), beginnings)
+    result[:, 0] = positions
+    ends -= lengths
+    result[:, 1] = np.arange(samples + 1, dtype=np.int64) * sequence_length - ends[positions]
+    result[0] = 0  # the walk begins at the first document even when that one is empty
+    return result
+
+
+def build_shuffle_index(first: int, total: int, random: np.random.RandomState) -> IntArray:
+    """A permutation of 0..first-1 followed by one of first..total-1 [total]."""
+    dtype = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
+    head = np.arange(first, dtype=dtype)
+    random.shuffle(head)
+    if first == total:
+        return head
+    tail = np.arange(first, total, dtype=dtype)
+    random.shuffle(tail)
+    return np.concatenate((head, tail))
+
+
+def build_index_maps(
+    sizes: IntArray,
+    documents: range,
+    samples: int,
+    sequence_length: int,
+    seed: int,
+    last_epoch_share: float = LAST_EPOCH_SHARE,
+) -> IndexMaps:
+    """All three maps for a range of documents, holding at least `samples` samples.
+
+    One generator, `RandomState(seed)`, shuffles the documents first and the samples after them.
+    Raises DataError as `plan_epochs` does.
+    """
+    numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
+    tokens = int(np.sum(sizes[documents.start : documents.stop], dtype=np.int64))
+    plan = plan_epochs(tokens, samples, sequence_length, last_epoch_share)
+    random = np.random.RandomState(seed)
+    document_index = build_document_index(numbers, plan.epochs, random, plan.separate_last)
+    sample_index = build_sample_index(sizes, document_index, sequence_length)
+    total = len(sample_index) - 1
+    first = plan.samples_before_last if plan.separate_last else total
+    return IndexMaps(document_index, sample_index, build_shuffle_index(first, total, random))

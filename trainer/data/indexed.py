@@ -1,0 +1,267 @@
+"""The `.bin`/`.idx` pair of token sequences: its format, and a memory-mapped reader that trusts nothing.
+
+`PREFIX.bin` holds the tokens of all sequences back to back in one little-endian type. `PREFIX.idx` holds, after a
+header, the length of each sequence (int32), its byte offset (int64) and the document starts (int64, in sequences).
+This is the layout that Megatron writes and reads, so data prepared by either can be read by the other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError, explain_os_errors
+
+MAGIC = b"MMIDIDX\x00\x00"
+OLD_MAGIC = b"TNTIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, type code, sequences, entries of the document index
+OLD_HEADER = struct.Struct("<8sQQQQQQ")  # magic, version, type code, element bytes, sequences, sizes, document entries
+
+# Code 7 was float64 in the files of 2022 and is float32 in newer ones; the size of the .bin decides.
+TYPE_CODES: dict[int, tuple[np.dtype[Any], ...]] = {
+    1: (np.dtype("u1"),),
+    2: (np.dtype("i1"),),
+    3: (np.dtype("<i2"),),
+    4: (np.dtype("<i4"),),
+    5: (np.dtype("<i8"),),
+    6: (np.dtype("<f8"),),
+    7: (np.dtype("<f8"), np.dtype("<f4")),
+    8: (np.dtype("<u2"),),
+}
+UINT16_VOCABULARY_LIMIT = 65500
+
+# Up to this many sequences every length and offset is checked when a pair is opened; beyond it, the ends of blocks.
+FULL_CHECK_SEQUENCES = 4_000_000
+CHECK_BLOCK = 65_536
+
+
+def bin_path(prefix: Path | str) -> Path:
+    """The file of tokens of a prefix."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: Path | str) -> Path:
+    """The index file of a prefix."""
+    return Path(f"{prefix}.idx")
+
+
+def type_code(dtype: npt.DTypeLike) -> int:
+    """The code that the index file uses for `dtype`. Raises DataError for a type the format does not have."""
+    wanted = np.dtype(dtype).newbyteorder("<")
+    for code, candidates in TYPE_CODES.items():
+        if candidates[-1].newbyteorder("<") == wanted:
+            return code
+    raise DataError(f"the indexed format has no code for {wanted}; use uint16 or int32")
+
+
+def dtype_for_vocabulary(vocabulary_size: int) -> np.dtype[Any]:
+    """uint16 for vocabularies below 65,500 tokens, int32 from there on: the same choice as Megatron's."""
+    return np.dtype("<u2") if vocabulary_size < UINT16_VOCABULARY_LIMIT else np.dtype("<i4")
+
+
+@dataclass(frozen=True)
+class _Index:
+    code: int
+    dtypes: tuple[np.dtype[Any], ...]
+    sizes: npt.NDArray[Any]  # tokens per sequence
+    offsets: npt.NDArray[Any]  # where each sequence begins in the .bin, in bytes or in elements
+    offsets_in_bytes: bool
+    documents: npt.NDArray[np.int64]
+
+
+class IndexedDataset:
+    """A read-only, memory-mapped pair `PREFIX.bin` and `PREFIX.idx`.
+
+    `sizes` int32 [sequences], `documents` int64 [documents + 1] (sequence numbers at which documents begin),
+    `dtype` of a token. Opening reads the index, checks it against the .bin, and maps both; it reads no tokens.
+    Raises DataError, naming the file and the fault, for anything absent, truncated, foreign or not belonging together.
+    """
+
+    def __init__(self, prefix: Path | str) -> None:
+        self.prefix = str(prefix)
+        self.path = bin_path(prefix)
+        index_file = idx_path(prefix)
+        for path, other in ((index_file, self.path), (self.path, index_file)):
+            if not path.is_file():
+                hint = f"{other.name} is there, so the pair is incomplete" if other.exists() else "neither file exists"
+                raise DataError(
+                    f"{path} is missing ({hint}); give the path without its extension, or make the pair with"
+                    " `tr11 data preprocess`"
+                )
+        with explain_os_errors("reading", index_file):
+            index = _read_index(index_file, self.path)
+            self.bytes = self.path.stat().st_size
+        self.code = index.code
+        self.sizes = index.sizes
+        self.documents = index.documents
+        self.dtype = _choose_dtype(index, self.bytes, self.path)
+        self._offsets = index.offsets
+        self._divisor = self.dtype.itemsize if index.offsets_in_bytes else 1
+        if self.bytes == 0 or len(self.sizes) == 0:
+            raise DataError(f"{self.path} holds no tokens; every text of the input was empty, or the input was")
+        _check_layout(index, self.dtype, self.bytes, index_file, self.path)
+        with explain_os_errors("mapping", self.path):
+            self.tokens: npt.NDArray[Any] = np.memmap(self.path, dtype=self.dtype, mode="r")
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.sizes)
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens in the whole pair."""
+        return len(self.tokens)
+
+    @property
+    def document_count(self) -> int:
+        """Number of documents; sequences and documents are the same unless the text was split into sentences."""
+        return len(self.documents) - 1
+
+    def start(self, sequence: int) -> int:
+        """Position of a sequence's first token in `tokens`."""
+        return int(self._offsets[sequence]) // self._divisor
+
+    def get(self, sequence: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
+        """Tokens of one sequence from `offset` on (to its end, or `length` of them): a view [tokens], not a copy."""
+        size = int(self.sizes[sequence])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            raise IndexError(f"tokens {offset} to {stop} of sequence {sequence}, which has {size}")
+        start = self.start(sequence)
+        return self.tokens[start + offset : start + stop]
+
+
+def _choose_dtype(index: _Index, bin_bytes: int, bin_file: Path) -> np.dtype[Any]:
+    if len(index.dtypes) == 1:
+        return index.dtypes[0]
+    tokens = int(np.sum(index.sizes, dtype=np.int64))
+    for dtype in index.dtypes:
+        if tokens * dtype.itemsize == bin_bytes:
+            return dtype
+    return index.dtypes[0]
+
+
+def _read_index(path: Path, bin_file: Path) -> _Index:
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        start = stream.read(64)
+    if start.startswith(MAGIC):
+        return _read_mapped_index(path, start, size)
+    if start.startswith(OLD_MAGIC):
+        return _read_old_index(path, start, size)
+    if size == 0:
+        raise DataError(f"{path} is empty; its writing was cut short: make the pair again or copy it again")
+    with bin_file.open("rb") as stream:
+        if stream.read(9).startswith((MAGIC, OLD_MAGIC)):
+            raise DataError(f"{path} and {bin_file.name} are swapped: the index is in the .bin; exchange their names")
+    raise DataError(
+        f"{path} is not an index file: it begins with {start[:9]!r}, expected {MAGIC!r}; make it with"
+        " `tr11 data preprocess`"
+    )
+
+
+def _truncated(path: Path, size: int, expected: int) -> DataError:
+    word = "truncated" if size < expected else "longer than its header says"
+    return DataError(f"{path} is {word}: {size} bytes, {expected} expected; copy it again or make the pair again")
+
+
+def _dtypes(code: int, path: Path) -> tuple[np.dtype[Any], ...]:
+    if code not in TYPE_CODES:
+        raise DataError(f"{path} has type code {code}, known are 1 to {max(TYPE_CODES)}; the file is damaged or foreign")
+    return TYPE_CODES[code]
+
+
+def _check_version(version: int, path: Path) -> None:
+    if version != VERSION:
+        raise DataError(f"{path} has format version {version}, only {VERSION} is known; the file is damaged or foreign")
+
+
+def _read_mapped_index(path: Path, start: bytes, size: int) -> _Index:
+    if size < HEADER.size:
+        raise _truncated(path, size, HEADER.size)
+    _, version, code, sequences, documents = HEADER.unpack(start[: HEADER.size])
+    _check_version(version, path)
+    dtypes = _dtypes(code, path)
+    expected = HEADER.size + 12 * sequences + 8 * documents
+    if size != expected:
+        raise _truncated(path, size, expected)
+    sizes_end = HEADER.size + 4 * sequences
+    return _Index(
+        code=code,
+        dtypes=dtypes,
+        sizes=_array(path, "<i4", HEADER.size, sequences),
+        offsets=_array(path, "<i8", sizes_end, sequences),
+        offsets_in_bytes=True,
+        documents=_array(path, "<i8", sizes_end + 8 * sequences, documents),
+    )
+
+
+def _read_old_index(path: Path, start: bytes, size: int) -> _Index:
+    if size < OLD_HEADER.size:
+        raise _truncated(path, size, OLD_HEADER.size)
+    _, version, code, element, sequences, sizes, documents = OLD_HEADER.unpack(start[: OLD_HEADER.size])
+    _check_version(version, path)
+    dtypes = tuple(dtype for dtype in _dtypes(code, path) if dtype.itemsize == element)
+    if not dtypes:
+        raise DataError(f"{path} says {element} bytes an element, which is not the size of type code {code}; it is damaged")
+    expected = OLD_HEADER.size + 8 * (2 * (sequences + 1) + sizes + documents)
+    if size != expected:
+        raise _truncated(path, size, expected)
+    if sizes != sequences:
+        raise DataError(f"{path} holds {sizes} dimensions for {sequences} items; only one-dimensional sequences are text")
+    at = OLD_HEADER.size + 8 * (sequences + 1)
+    offsets = _array(path, "<i8", at, sequences + 1)
+    at += 8 * (sequences + 1)
+    return _Index(
+        code=code,
+        dtypes=dtypes,
+        sizes=_array(path, "<i8", at, sequences),
+        offsets=offsets[:-1],
+        offsets_in_bytes=False,
+        documents=_array(path, "<i8", at + 8 * sequences, documents),
+    )
+
+
+def _array(path: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
+    if count == 0:
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+
+
+def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Path, bin_file: Path) -> None:
+    """Lengths, offsets and document starts agree with each other and with the size of the .bin."""
+    sizes, offsets, documents = index.sizes, index.offsets, index.documents
+    unit = dtype.itemsize if index.offsets_in_bytes else 1
+    end = (int(offsets[-1]) + int(sizes[-1]) * unit) * (dtype.itemsize // unit)
+    if end != bin_bytes:
+        raise DataError(
+            f"{path} describes {end} bytes of {dtype} tokens but {bin_file.name} has {bin_bytes}: one of them is truncated"
+            " or they are not a pair; copy both again or make the pair again"
+        )
+    sequences = len(sizes)
+    step = 1 if sequences <= FULL_CHECK_SEQUENCES else CHECK_BLOCK
+    fault = int(offsets[0]) != 0
+    for first in range(0, sequences, CHECK_BLOCK):
+        # One entry beyond the block, so that its last offset is checked against the next block's first.
+        block = slice(first, min(first + CHECK_BLOCK, sequences) + 1 if step == 1 else first + 2)
+        lengths, begins = sizes[block], offsets[block]
+        fault = fault or bool(np.any(lengths < 0)) or bool(np.any(np.diff(begins) != lengths[:-1].astype("i8") * unit))
+    if fault:
+        raise DataError(f"{path} is damaged: its offsets do not follow from its lengths; make the pair again")
+    starts_fault = len(documents) < 2 or int(documents[0]) != 0 or int(documents[-1]) != sequences
+    if starts_fault or (step == 1 and bool(np.any(np.diff(documents) < 0))):
+        raise DataError(
+            f"{path} is damaged: its document starts do not ascend from 0 to its {sequences} sequences; make the pair again"
+        )
+
+
+def pair_exists(prefix: Path | str) -> bool:
+    """True when both files of a pair are there (which says nothing of what they hold)."""
+    return os.path.isfile(bin_path(prefix)) and os.path.isfile(idx_path(prefix))

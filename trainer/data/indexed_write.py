@@ -1,0 +1,185 @@
+"""Writing a `.bin`/`.idx` pair: streamed, locked against a second writer, visible only when whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.indexed import HEADER, MAGIC, VERSION, IndexedDataset, bin_path, idx_path, type_code
+
+COPY_BYTES = 8 << 20
+
+
+class IndexedWriter:
+    """Writes one pair. Use it as a context manager: leaving normally publishes, leaving by an exception removes.
+
+    Tokens go to hidden `.NAME.bin.partial` beside the target. Publishing flushes both files to disk, takes an old
+    index away first and renames the new one last, so that a reader sees the old pair, no pair, or the new pair.
+    What a killed writer leaves behind is overwritten by the next one. A second writer of the same prefix is refused.
+    Raises DataError when the folder cannot be written, the disk is full, or another process is writing the prefix.
+    """
+
+    def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
+        self.prefix = Path(prefix)
+        self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+        self.code = type_code(self.dtype)
+        self._sizes: list[npt.NDArray[np.int32]] = []
+        self._documents: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+        self._sequences = 0
+        self.token_count = 0
+        self._partial_bin = _partial(bin_path(prefix))
+        self._partial_idx = _partial(idx_path(prefix))
+        with explain_os_errors("creating", self._partial_bin):
+            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = _open_exclusively(self._partial_bin, self.prefix)
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences written so far."""
+        return self._sequences
+
+    def add_documents(self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
+        """Append documents of one sequence each: all their tokens back to back in `dtype`, and each one's length."""
+        self.add_sequences(tokens, lengths, np.arange(1, len(lengths) + 1, dtype=np.int64))
+
+    def add_sequences(
+        self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32], document_ends: npt.NDArray[np.int64]
+    ) -> None:
+        """Append sequences; `document_ends` are the numbers of sequences, of these, after which a document ends."""
+        data = tokens if isinstance(tokens, bytes) else np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
+        count = int(np.sum(lengths, dtype=np.int64))
+        if len(data) != count * self.dtype.itemsize:
+            raise ValueError(f"{len(data)} bytes of tokens for lengths that sum to {count} of {self.dtype}")
+        with explain_os_errors("writing", self._partial_bin):
+            self._stream.write(data)
+        self._append_lengths(lengths, document_ends)
+
+    def _append_lengths(self, lengths: npt.NDArray[np.int32], document_ends: npt.NDArray[np.int64]) -> None:
+        self._sizes.append(np.asarray(lengths, dtype=np.int32))
+        self._documents.append(np.asarray(document_ends, dtype=np.int64) + self._sequences)
+        self._sequences += len(lengths)
+        self.token_count += int(np.sum(lengths, dtype=np.int64))
+
+    def add_pair(self, source: IndexedDataset, on_bytes: Callable[[int], None] = lambda count: None) -> None:
+        """Append all of another pair of the same token type, byte for byte; `on_bytes` hears of the progress."""
+        if source.dtype != self.dtype:
+            raise DataError(
+                f"{source.prefix} holds {source.dtype} tokens, the output {self.dtype}: only pairs of one type can be"
+                " merged; prepare it again with the tokenizer of the others"
+            )
+        with explain_os_errors("copying into", self._partial_bin), source.path.open("rb") as stream:
+            while piece := stream.read(COPY_BYTES):
+                self._stream.write(piece)
+                on_bytes(len(piece))
+        self._append_lengths(np.asarray(source.sizes), np.asarray(source.documents[1:]))
+
+    def publish(self) -> None:
+        """Make the pair visible. Raises DataError when there is nothing in it."""
+        if self.token_count == 0:
+            raise DataError(f"{self.prefix}: there is not one token to write; check the input and the key of its text")
+        with explain_os_errors("writing", self._partial_idx):
+            self._write_index()
+        with explain_os_errors("publishing", self.prefix):
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            os.chmod(self._partial_bin, 0o664)
+            idx_path(self.prefix).unlink(missing_ok=True)
+            os.replace(self._partial_bin, bin_path(self.prefix))
+            os.replace(self._partial_idx, idx_path(self.prefix))
+            _sync_folder(self.prefix.parent)
+            self._stream.close()
+
+    def _write_index(self) -> None:
+        documents = np.concatenate(self._documents)
+        with self._partial_idx.open("wb") as stream:
+            stream.write(HEADER.pack(MAGIC, VERSION, self.code, self._sequences, len(documents)))
+            for sizes in self._sizes:
+                stream.write(sizes.astype("<i4", copy=False).tobytes())
+            offset = 0
+            for sizes in self._sizes:
+                ends = offset + np.cumsum(sizes, dtype=np.int64) * self.dtype.itemsize
+                stream.write(np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes() if len(ends) else b"")
+                offset = int(ends[-1]) if len(ends) else offset
+            stream.write(documents.astype("<i8", copy=False).tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(self._partial_idx, 0o664)
+
+    def discard(self) -> None:
+        """Take away what was written and not published."""
+        self._partial_bin.unlink(missing_ok=True)
+        self._partial_idx.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk; the file is gone anyway
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+            return
+        try:
+            self.publish()
+        except BaseException:
+            self.discard()
+            raise
+
+
+def merge(prefixes: Sequence[Path | str], output: Path | str, on_bytes: Callable[[int], None] = lambda n: None) -> int:
+    """Join pairs, in the given order, into one; returns its tokens. All inputs are opened, so checked, before writing."""
+    if not prefixes:
+        raise DataError("nothing to merge: name at least one prefix")
+    if Path(output) in {Path(prefix) for prefix in prefixes}:
+        raise DataError(f"{output} is both an input and the output of the merge; choose another output prefix")
+    sources = [IndexedDataset(prefix) for prefix in prefixes]
+    with explain_os_errors("looking for space in", Path(output).parent):
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(Path(output).parent).free
+    needed = sum(source.bytes for source in sources)
+    if free < needed:
+        raise DataError(f"{output} needs {needed} bytes and the disk has {free}; free space or choose another folder")
+    with IndexedWriter(output, sources[0].dtype) as writer:
+        for source in sources:
+            writer.add_pair(source, on_bytes)
+    return writer.token_count
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
+    """Open for writing, empty, with a lock that ends with this process. Raises DataError when another one has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between opening and locking, the other writer may have renamed this very file to its final name.
+        held = os.path.exists(path) and os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except BlockingIOError:
+        held = False
+    if not held:
+        os.close(descriptor)
+        raise DataError(f"another process is writing {prefix}; wait for it, or give another output prefix")
+    os.ftruncate(descriptor, 0)
+    return os.fdopen(descriptor, "wb", buffering=1 << 20)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""Byte-level BPE tokenizers: training one, and the one way to load any `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from trainer.contract import file_digest, write_atomically, write_json
+from trainer.data.errors import DataError, explain_os_errors
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+END_OF_DOCUMENT = "<|endoftext|>"
+PADDING = "<|padding|>"
+SPECIAL_TOKENS = (END_OF_DOCUMENT, PADDING)
+BYTES_ALPHABET = 256
+# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no config names it.
+KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
+
+
+class Tokenizer:
+    """A loaded tokenizer. `vocabulary_size` counts every id, special ones too; `eod_id` ends a document."""
+
+    def __init__(self, engine: Engine, path: Path, end_token: str, eod_id: int) -> None:
+        self._engine = engine
+        self.path = path
+        # The highest id decides, not the count: a tokenizer may leave ids unused.
+        self.vocabulary_size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
+        self.end_token = end_token
+        self.eod_id = eod_id
+
+    @property
+    def vocab_size(self) -> int:
+        """The same as `vocabulary_size`."""
+        return self.vocabulary_size
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without any special token that the text does not spell out."""
+        return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._engine.decode(list(ids), skip_special_tokens=False))
+
+    def digest(self) -> str:
+        """Digest of the tokenizer's file: what decides whether two tokenizations are the same."""
+        return file_digest(self.path)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a folder with `tokenizer.json`, or in that file itself.
+
+    Raises DataError when it is absent, is not a tokenizer, or has no token that ends a document.
+    """
+    file = Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise DataError(f"{file} does not exist; train a tokenizer with `tr11 data tokenizer` or give another path")
+    try:
+        engine = Engine.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for everything
+        raise DataError(f"{file} is not a tokenizer: {_one_line(error)}; train it again or copy it again") from error
+    engine.no_padding()
+    engine.no_truncation()
+    return Tokenizer(engine, file, *_end_token(engine, file))
+
+
+def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
+    try:
+        config = json.loads((file.parent / CONFIG_FILE).read_text(encoding="utf-8"))
+        named = config.get("eos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+    except (OSError, ValueError, AttributeError):
+        named = None
+    for token in (named, *KNOWN_END_TOKENS):
+        number = engine.token_to_id(token) if isinstance(token, str) else None
+        if number is not None:
+            return token, number
+    raise DataError(
+        f"{file} has no token that ends a document; name one as eos_token in {CONFIG_FILE} beside it"
+        f" (looked for {', '.join(KNOWN_END_TOKENS)})"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def train_tokenizer(
+    texts: Iterator[str],
+    vocabulary_size: int,
+    folder: str | Path,
+    extra_special_tokens: Sequence[str] = (),
+    request: dict[str, Any] | None = None,
+    on_learning: Callable[[], None] = lambda: None,
+) -> Tokenizer:
+    """Learn byte-level BPE from `texts` and save it to `folder` (`tokenizer.json` is written last).
+
+    Special tokens come first (`<|endoftext|>` is id 0, `<|padding|>` id 1), the 256 bytes next, so that any text can be
+    encoded. `request` is saved beside it, see `is_trained`. `on_learning` is called when all texts have been read.
+    Raises DataError when the size is too small, or larger than what the texts can teach.
+    """
+    special = [*SPECIAL_TOKENS, *extra_special_tokens]
+    check_vocabulary_size(vocabulary_size, len(special))
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    engine.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+
+    def read_all() -> Iterator[str]:
+        yield from texts
+        on_learning()
+
+    engine.train_from_iterator(read_all(), trainer=trainer)
+    learnt = engine.get_vocab_size(with_added_tokens=True)
+    if learnt < vocabulary_size:
+        raise DataError(
+            f"the corpus teaches only {learnt} tokens, {vocabulary_size} were asked; use a larger corpus or"
+            f" --vocab-size {learnt}"
+        )
+    target = Path(folder)
+    with explain_os_errors("writing the tokenizer to", target):
+        write_json(
+            target / CONFIG_FILE,
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": END_OF_DOCUMENT,
+                "bos_token": END_OF_DOCUMENT,
+                "unk_token": END_OF_DOCUMENT,
+                "pad_token": PADDING,
+                "clean_up_tokenization_spaces": False,
+            },
+        )
+        write_atomically(target / TOKENIZER_FILE, engine.to_str(pretty=False))
+        if request is not None:
+            write_json(request_path(target), {"request": request, "digest": file_digest(target / TOKENIZER_FILE)})
+    return load_tokenizer(target)
+
+
+def check_vocabulary_size(vocabulary_size: int, special_tokens: int = len(SPECIAL_TOKENS)) -> None:
+    """Raise DataError unless the size has room for the special tokens and all bytes."""
+    least = BYTES_ALPHABET + special_tokens
+    if vocabulary_size < least:
+        raise DataError(f"vocabulary size {vocabulary_size} must be at least {least}: all bytes and the special tokens")
+
+
+def request_path(folder: Path) -> Path:
+    """Where a trained tokenizer keeps what it was trained from."""
+    return folder / "training.json"
+
+
+def is_trained(folder: Path, request: dict[str, Any]) -> bool:
+    """True when `folder` holds, unchanged, the tokenizer that `request` describes."""
+    try:
+        record = json.loads(request_path(folder).read_text(encoding="utf-8"))
+        return bool(record["request"] == request and record["digest"] == file_digest(folder / TOKENIZER_FILE))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
