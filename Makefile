@@ -32,7 +32,7 @@ slurm:
 	@bash .ci/install-slurm
 
 demo: setup
-	@bash benchmarks/demo.sh
+	@$(BIN)/python benchmarks/demo.py
 
 test: setup
 	@$(BIN)/python -m pytest tests $(PYTEST_OPTIONS)

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,9 +95,9 @@ def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple
             return ()
         except OSError as error:
             return Unknown(cause(error))
-        steps = tuple(step for line in lines[-20 * STEPS_KEPT :] if (step := parse(line)) is not None)[-STEPS_KEPT:]
+        steps = tuple(islice((step for line in reversed(lines) if (step := parse(line)) is not None), STEPS_KEPT))
         if steps or complete:
-            return steps
+            return steps[::-1]
     return Unknown(f"{path}: no step in its last {LONGEST_TAIL_BYTES >> 20} MiB")
 
 
@@ -113,16 +114,20 @@ def _metrics_step(line: str) -> Step | None:
         found: dict[str, Any] = {}
         for name, entry in _STEP_FIELDS.items():
             item = value.get(name)
-            if item is None:
-                item = entry.default if entry.default is not MISSING else None if name == "grad_norm" else math.nan
-            found[name] = int(item) if name in _INTEGERS else item
+            if name in _INTEGERS:
+                found[name] = int(value[name])
+            elif item is None:
+                absent = None if name == "grad_norm" else math.nan
+                found[name] = entry.default if entry.default is not MISSING else absent
+            else:
+                found[name] = item
         record = StepRecord(**found)
         numbers = (record.lm_loss, record.seconds_per_iteration, record.tflops, record.samples_per_second)
         if not all(isinstance(number, int | float) for number in numbers):
             return None
         time = value.get("time")
         return Step(record, float(time) if isinstance(time, int | float) else None, str(value.get("job_id", "")))
-    except (ValueError, TypeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
@@ -197,7 +202,25 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         return marker
 
     end = observed(read)
-    return Attempt(job_id, end.time if isinstance(end, EndMarker) else changed, end)
+    record = _details(path.with_name("attempt.json"))
+    verdict = _details(path.with_name("verdict.json")) if end is None else {}
+    array, task = _text(record, "array_id"), _text(record, "task_id")
+    nodes = record.get("nodes")
+    return Attempt(
+        job_id=job_id,
+        changed=end.time if isinstance(end, EndMarker) else changed,
+        end=end,
+        label=f"{array}_{task}" if array and task else job_id,
+        start=_number(record, "start"),
+        nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        failure=_text(verdict, "message"),
+    )
+
+
+def _details(path: Path) -> dict[str, Any]:
+    """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
+    value = observed(lambda: read_json(path))
+    return value if isinstance(value, dict) else {}
 
 
 # ----------------------------------------------------------------------------- checkpoints
@@ -231,8 +254,12 @@ def _checkpoint(folder: Path, step: int, digests: bool) -> Checkpoint:
     if manifest.step != step:
         faults = (f"its manifest is of step {manifest.step}", *faults)
     return Checkpoint(
-        step, complete=True, created=manifest.created, bytes=manifest.total_bytes,
-        verified="digests" if digests else "sizes", faults=faults,
+        step,
+        complete=True,
+        created=manifest.created,
+        bytes=manifest.total_bytes,
+        verified="digests" if digests else "sizes",
+        faults=faults,
     )
 
 
@@ -252,8 +279,8 @@ def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
             return switch  # set by a plain `touch`: who and why are not written, but it is set
         if not isinstance(value, dict):
             return switch
-        when = _number(value, "time", "when")
-        return KillSwitch(path, _text(value, "who", "user"), when if when is not None else switch.time, _text(value, "why", "reason"))
+        when = _number(value, "time", "when") or switch.time
+        return KillSwitch(path, _text(value, "who", "user"), when, _text(value, "why", "reason"))
 
     return observed(read)
 
@@ -266,7 +293,7 @@ def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
         if value is None:
             return ()
         return tuple(
-            Exclusion(str(entry["node"]), _text(entry, "reason", "why"), _text(entry, "owner", "who"), _number(entry, "expires", "until"))
+            Exclusion(str(entry["node"]), _text(entry, "why"), _text(entry, "owner"), _number(entry, "until"))
             for entry in value["exclusions"]
         )
 

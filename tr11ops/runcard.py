@@ -88,7 +88,7 @@ class SlurmSection(Section):
         default=[], description="shell lines run on each node before the workers; `$` is left to that shell"
     )
     environment: dict[str, str] = Field(default={}, description="variables given to every worker")
-    comment: str = Field(default="", max_length=200, description="shown by squeue")
+    comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
 
     @property
     def workers(self) -> int:

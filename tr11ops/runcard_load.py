@@ -6,7 +6,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -17,6 +18,8 @@ Key = tuple[str | int, ...]
 LARGEST_CARD_BYTES = 1 << 20
 LARGEST_INTEGER = 2**63 - 1
 DEEPEST = 16
+# The standard library's parser takes time and memory with the square of a dotted key's parts.
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})", re.ASCII)
 
 
@@ -50,6 +53,8 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Tables of TOML text. Raises ValueError, also where the parser runs out of digits or depth."""
+    if _LONG_KEY.search(text):
+        raise ValueError("a key has more than 32 parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -164,13 +169,10 @@ def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, a Literal's kinds of value, or the annotation itself."""
-    import types
-    import typing
-
-    origin = typing.get_origin(annotation)
-    if origin in {typing.Union, types.UnionType}:
+    origin = get_origin(annotation)
+    if origin in {Union, UnionType}:
         return tuple(item for member in get_args(annotation) for item in _alternatives(member))
-    if origin is typing.Literal:
+    if origin is Literal:
         return tuple(type(item) for item in get_args(annotation))
     return (annotation,)
 
@@ -181,10 +183,10 @@ def expand(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """`$NAME` and `${NAME}` in every string replaced from `environment`; `$$` is a dollar sign.
 
-    Strings below `shell_keys` are left alone: the node's shell expands them. An undefined variable is a problem,
-    or stays as written with `keep_undefined`.
+    Strings below `shell_keys` are left alone: the node's shell expands them. An undefined variable is one problem,
+    however often it is used, or stays as written with `keep_undefined`.
     """
-    problems = []
+    undefined: dict[str, list[tuple[Key, str]]] = {}
 
     def change(key: Key, value: Any) -> Any:
         if not isinstance(value, str) or any(key[: len(prefix)] == prefix for prefix in shell_keys):
@@ -195,15 +197,20 @@ def expand(
             if name is None:
                 return "$"
             if name not in environment:
-                if not keep_undefined:
-                    rule = f"the environment variable ${name} is not defined"
-                    problems.append(Problem(dotted(key), value, rule, f"export {name}=... or write the value"))
+                undefined.setdefault(name, []).append((key, value))
                 return match.group(0)
             return environment[name]
 
         return _VARIABLE.sub(replace, value)
 
-    return _map(dict(tables), change), problems
+    result: dict[str, Any] = _map(dict(tables), change)
+    return result, [] if keep_undefined else [_undefined_problem(name, uses) for name, uses in undefined.items()]
+
+
+def _undefined_problem(name: str, uses: Sequence[tuple[Key, str]]) -> Problem:
+    (key, value), others = uses[0], len(uses) - 1
+    rule = f"the environment variable ${name} is not defined" + (f" (used {others} times more)" if others else "")
+    return Problem(dotted(key), value, rule, f"export {name}=... or write the value")
 
 
 def make_absolute(

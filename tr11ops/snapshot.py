@@ -63,11 +63,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One allocation's folder in the run directory. `end` is None when the trainer left no end marker."""
+    """One allocation's folder in the run directory.
+
+    `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
+    found nothing either). `changed` is the time of the end marker, or of the folder's last change.
+    """
 
     job_id: str
     changed: float
     end: Observed[EndMarker | None]
+    label: str = ""  # the id as people type it, e.g. "1234_7"
+    start: float | None = None
+    nodes: tuple[str, ...] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,15 @@ class Snapshot:
     def _unknowns(self) -> Iterator[str]:
         seen: set[str] = set()
         for name in (
-            "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
+            "jobs",
+            "nodes",
+            "steps",
+            "heartbeats",
+            "attempts",
+            "checkpoints",
+            "kill_switch",
+            "exclusions",
+            "submissions",
         ):
             value = getattr(self, name)
             if isinstance(value, Unknown) and value.why not in seen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.contract import RunPaths
 
-PositiveInt = Field(gt=0)
+# Ceilings far beyond any training: they keep every derived number finite and every loop over levels or stages short.
+MOST_WAYS = 100_000
+MOST_LAYERS = 100_000
+LARGEST_WIDTH = 10**7
+LARGEST_BATCH = 10**7
+MOST_RAMP_LEVELS = 10_000
+MOST_SAMPLES = 10**15
+MOST_ITERATIONS = 10**12
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class Problem:
         if len(shown) > 60:
             shown = shown[:57] + "..."
         held = "" if self.value is None else f" = {shown}"
-        return f"{self.key}{held}: {self.rule}; {self.fix}".replace("\n", " ")
+        line = f"{self.key}{held}: {self.rule}; {self.fix}"
+        return "".join(character if character.isprintable() else " " for character in line)
 
 
 class CardError(ValueError):
@@ -43,7 +52,8 @@ class CardError(ValueError):
     def __init__(self, source: str, problems: Iterable[Problem]):
         self.source = source
         self.problems = tuple(problems)
-        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+        shown = "".join(character if character.isprintable() else "?" for character in source)
+        super().__init__("\n".join(f"{shown}: {problem}" for problem in self.problems))
 
 
 class Section(BaseModel):
@@ -61,15 +71,15 @@ class RunSection(Section):
     seed: int = Field(default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order")
     kill_switch: str | None = Field(default=None, description="path of the stop file; default: kill-switch in the directory")
     exit_duration_minutes: float | None = Field(default=None, gt=0, description="save and leave after this long")
-    exit_interval: int | None = Field(default=None, gt=0, description="save and leave at multiples of this iteration")
+    exit_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration")
     expect_resume: bool = Field(default=False, description="refuse to start from random weights")
 
 
 class ParallelSection(Section):
     """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
 
-    tensor: int = Field(default=1, gt=0, description="tensor-parallel degree")
-    pipeline: int = Field(default=1, gt=0, description="pipeline-parallel degree (stages)")
+    tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
+    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)")
     partition: str = Field(
         default="type:transformer|embedding", description="how layers are dealt to stages: type:REGEX, uniform, parameters"
     )
@@ -78,17 +88,21 @@ class ParallelSection(Section):
 class ModelSection(Section):
     """[model]: a pre-layer-norm GPT with tied input and output embedding."""
 
-    layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    attention_heads: int = Field(gt=0)
-    sequence_length: int = Field(gt=0, description="tokens in one sample")
-    ffn_hidden_size: int | None = Field(default=None, gt=0, description="default: 4 x hidden_size")
-    position_embedding: Literal["alibi", "absolute"] = "alibi"
-    max_position_embeddings: int | None = Field(default=None, gt=0, description="default: sequence_length")
+    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
+    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
+    attention_heads: int = Field(gt=0, le=LARGEST_WIDTH, description="must divide hidden_size")
+    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample")
+    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH, description="default: 4 x hidden_size")
+    position_embedding: Literal["alibi", "absolute"] = Field(
+        default="alibi", description="linear biases on the attention scores, or a learned table"
+    )
+    max_position_embeddings: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length"
+    )
     embedding_layernorm: bool = Field(default=False, description="LayerNorm after the word embedding")
-    layernorm_epsilon: float = Field(default=1e-5, gt=0)
-    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
-    hidden_dropout: float = Field(default=0.1, ge=0, lt=1)
+    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
+    hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
     init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
     activation_checkpointing: bool = Field(default=False, description="recompute block activations in the backward pass")
 
@@ -108,59 +122,61 @@ class ModelSection(Section):
 class RampSection(Section):
     """[batch.ramp]: the global batch grows from `start` by `increment` over the first `samples` samples."""
 
-    start: int = Field(gt=0)
-    increment: int = Field(gt=0)
-    samples: int = Field(ge=0)
+    start: int = Field(gt=0, le=LARGEST_BATCH, description="first global batch")
+    increment: int = Field(gt=0, le=LARGEST_BATCH, description="added at each level")
+    samples: int = Field(ge=0, le=MOST_SAMPLES, description="length of the ramp")
 
 
 class BatchSection(Section):
     """[batch]: how many samples a step takes, and how many the whole training takes."""
 
-    micro_batch_size: int = Field(gt=0)
-    global_batch_size: int = Field(gt=0)
-    train_samples: int = Field(gt=0)
-    ramp: RampSection | None = None
+    micro_batch_size: int = Field(gt=0, le=LARGEST_BATCH, description="samples of one forward pass of one replica")
+    global_batch_size: int = Field(gt=0, le=LARGEST_BATCH, description="samples of one step, after the ramp")
+    train_samples: int = Field(gt=0, le=MOST_SAMPLES, description="samples of the whole training")
+    ramp: RampSection | None = Field(default=None, description="default: the full batch from the first step")
 
 
 class OptimizerSection(Section):
     """[optimizer]: AdamW with decoupled weight decay."""
 
-    type: Literal["adamw"] = "adamw"
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.01, ge=0)
+    type: Literal["adamw"] = Field(default="adamw", description="the optimizer")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
+    epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and LayerNorms")
     clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping")
 
 
 class ScheduleSection(Section):
     """[schedule]: the learning rate as a function of consumed samples."""
 
-    learning_rate: float = Field(gt=0)
-    min_learning_rate: float = Field(default=0.0, ge=0)
-    decay_style: Literal["constant", "linear", "cosine"] = "cosine"
-    decay_samples: int | None = Field(default=None, gt=0, description="default: batch.train_samples")
-    warmup_samples: int = Field(default=0, ge=0)
+    learning_rate: float = Field(gt=0, description="peak, reached at the end of the warm-up")
+    min_learning_rate: float = Field(default=0.0, ge=0, description="floor, kept after the decay")
+    decay_style: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="way from peak to floor")
+    decay_samples: int | None = Field(
+        default=None, gt=0, le=MOST_SAMPLES, description="where the floor is reached; default: batch.train_samples"
+    )
+    warmup_samples: int = Field(default=0, ge=0, le=MOST_SAMPLES, description="linear rise from zero")
 
 
 class PrecisionSection(Section):
     """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32."""
 
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="of weights and activations")
 
 
 class CheckpointSection(Section):
     """[checkpoint]: when to save, and what a resume checks."""
 
-    interval: int = Field(gt=0, description="save every this many iterations")
+    interval: int = Field(gt=0, le=MOST_ITERATIONS, description="save every this many iterations")
     verify: Literal["digests", "sizes"] = Field(default="digests", description="what is checked before a load")
 
 
 class EvaluationSection(Section):
     """[evaluation]: validation loss during the training."""
 
-    interval: int = Field(default=1000, gt=0, description="evaluate every this many iterations")
-    iterations: int = Field(default=0, ge=0, description="global batches in one evaluation; 0 = never")
+    interval: int = Field(default=1000, gt=0, le=MOST_ITERATIONS, description="evaluate every this many iterations")
+    iterations: int = Field(default=0, ge=0, le=MOST_ITERATIONS, description="global batches in one evaluation; 0 = never")
 
 
 class DataSection(Section):
@@ -176,16 +192,16 @@ class TokenizerSection(Section):
     """[tokenizer]: the tokenizer, and the padded size of its vocabulary."""
 
     path: str | None = Field(default=None, description="folder with tokenizer.json")
-    padded_vocabulary_size: int = Field(gt=0, description="rows of the embedding")
+    padded_vocabulary_size: int = Field(gt=0, le=LARGEST_WIDTH, description="rows of the embedding")
 
 
 class LoggingSection(Section):
     """[logging]: what is written, and how often."""
 
-    interval: int = Field(default=1, gt=0, description="iterations per log line")
-    tensorboard: bool = True
-    tensorboard_queue: int = Field(default=5, gt=0)
-    params_norm: bool = False
+    interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS, description="iterations per log line")
+    tensorboard: bool = Field(default=True, description="write TensorBoard events")
+    tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush")
+    params_norm: bool = Field(default=False, description="log the norm of all weights")
 
 
 class TrainerConfig(Section):
@@ -259,6 +275,8 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
         return Problem(key, None, "is required and missing", "add it to the card")
     if entry["type"] == "literal_error":
         return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
+    if entry["type"] == "model_type":
+        return Problem(key, entry["input"], "must be a table", f"write [{key}] and its keys below it")
     rule = entry["msg"][0].lower() + entry["msg"][1:]
     fix = "change it in the card or with --set " + key + "=VALUE"
     return Problem(key, entry["input"], rule, fix)
@@ -313,8 +331,8 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     problems += _schedule_problems(config)
     if config.data.weights is not None and len(config.data.weights) != len(config.data.prefixes):
         refuse("data.weights", config.data.weights, f"needs one entry per data.prefixes ({len(config.data.prefixes)})", "add or remove weights")
-    if config.data.weights is not None and (min(config.data.weights, default=0) < 0 or sum(config.data.weights) <= 0):
-        refuse("data.weights", config.data.weights, "must not be negative, nor all zero", "give shares such as 0.7 and 0.3")
+    if config.data.weights is not None and (min(config.data.weights, default=0) < 0 or not 0 < sum(config.data.weights) < float("inf")):
+        refuse("data.weights", config.data.weights, "must not be negative, nor all zero, nor sum to infinity", "give shares such as 0.7 and 0.3")
     problems += _split_problems(config)
     return problems
 
@@ -329,6 +347,10 @@ def _stage_problems(config: TrainerConfig) -> list[Problem]:
     partition = config.parallel.partition
     if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
         return [Problem("parallel.partition", partition, "must be type:REGEX, uniform or parameters", "use type:transformer|embedding")]
+    try:
+        re.compile(partition)
+    except (re.error, RecursionError, OverflowError) as error:
+        return [Problem("parallel.partition", partition, f"is not a regular expression ({error})", "use type:transformer|embedding")]
     if stages == 1 or not partition.startswith("type:"):
         return []
     if "embedding" in partition:
@@ -378,10 +400,14 @@ def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
                     f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})", "choose a divisor of it",
                 )
             )
+        elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
+            problems.append(
+                Problem("batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it")
+            )
         for key, value in (("start", ramp.start), ("increment", ramp.increment)):
             if value % chunk:
                 problems.append(Problem(f"batch.ramp.{key}", value, f"must be divisible by {chunk_text}", f"use {_multiples(value, chunk)}"))
-    first = ramp.start if ramp else batch.global_batch_size
+    first = ramp.start if ramp and ramp.samples else batch.global_batch_size
     if batch.train_samples < first:
         problems.append(Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it"))
     return problems

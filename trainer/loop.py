@@ -19,7 +19,7 @@ from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig, cross_problems
 from trainer.contract import StepRecord
 from trainer.data.errors import DataError
-from trainer.engine import Engine, GuardError, init_distributed
+from trainer.engine import Engine, init_distributed
 from trainer.lifecycle import (
     Attempt,
     Decision,
@@ -40,7 +40,7 @@ from trainer.resume import Progress, load_newest, save_progress
 from trainer.samples import Samples, open_samples
 from trainer.schedule import batch_size_at, learning_rate_at, total_iterations
 
-REFUSALS = (CardError, CheckpointError, DataError, GuardError)
+REFUSALS = (CardError, CheckpointError, DataError)
 
 
 def run(config: TrainerConfig, card: Path, flag: SignalFlag, start_time: float) -> NoReturn:
@@ -98,7 +98,9 @@ class Trainer:
         """The whole attempt; returns the end reason."""
         config = self.config
         self.heartbeat.beat("starting", 0)
-        self._closers.append(init_distributed())
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+        init_distributed(device)
+        self._closers.append(_leave_group)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.limits = Limits(config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start())
         problems = cross_problems(config, self.world_size)
@@ -108,7 +110,7 @@ class Trainer:
         decision = self._decision()
         if decision is not None:
             return self._end(decision)
-        self.mesh = Mesh.create(config.parallel)
+        self.mesh = Mesh.create(config.parallel, device)
         self.data_parallel = config.data_parallel(self.world_size)
         self._say(
             f"using world size: {self.world_size}, data-parallel-size: {self.data_parallel}, "
@@ -116,6 +118,7 @@ class Trainer:
         )
         self._say(f"setting training iterations to {self.total}")
         self.engine = Engine.build(config, self.mesh)
+        self._closers.append(self.engine.close)
         self.samples = open_samples(config, self.mesh, self.engine.needs_data)
         self.heartbeat.beat("loading", 0)
         self.progress = load_newest(config, self.mesh, self.engine, self._say)
@@ -149,7 +152,7 @@ class Trainer:
             global_batch = batch_size_at(self.progress.consumed_samples, batch)
             self.engine.set_learning_rate(self._learning_rate())
             began = time.perf_counter()
-            result = self.engine.train_step(stream, global_batch)
+            result = self.engine.train_step(stream, global_batch, step=self.progress.iteration)
             self.progress = self.progress.after_step(global_batch, config.model.sequence_length, result.loss, result.skipped)
             self.steps_done += 1
             interval.add(result.loss, time.perf_counter() - began, global_batch, result.skipped)
@@ -228,7 +231,12 @@ class Trainer:
         if self.progress.iteration == self.saved_step or self.progress.iteration == 0:
             return
         self.heartbeat.beat("saving", self.progress.iteration)
-        save_progress(self.config, self.card, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say)
+        drifted = self.engine.disagreeing_parameters()
+        if drifted:
+            raise RuntimeError(f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}")
+        save_progress(
+            self.config, self.card, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say
+        )
         self.saved_step = self.progress.iteration
 
     def _end(self, decision: Decision) -> str:
@@ -248,6 +256,11 @@ class Trainer:
     def _say(self, line: str) -> None:
         if self.rank == 0:
             print(line, flush=True)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

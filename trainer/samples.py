@@ -34,7 +34,10 @@ class Samples:
     def _stream(self, split: str, consumed_samples: int) -> Iterator[MicroBatch]:
         if split not in self.sources:
             return iter(())
-        return SampleStream(self.sources[split], self.micro_batch_size, self.replica, self.replicas, consumed_samples)
+        return SampleStream(
+            self.sources[split], self.micro_batch_size, dp_rank=self.replica, dp_size=self.replicas,
+            consumed_samples=consumed_samples,
+        )
 
 
 def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool) -> Samples:

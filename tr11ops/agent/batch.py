@@ -22,7 +22,8 @@ from typing import Any
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.step import Launch, LineTee, StopFlag, run_launch
 from tr11ops.agent.verdict import AttemptVerdict, conclude, first_failure
-from trainer.config import CardError, TrainerConfig, load_trainer_config
+from tr11ops.runcard import RunCard, card_from_resolved
+from trainer.config import CardError, Problem
 from trainer.contract import EXIT_FINE, EXIT_REFUSED, EndMarker, RunPaths, host_name, read_latest, write_json
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -32,8 +33,7 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     """Run one attempt to its end; returns the batch script's exit status (0 fine, 1 failed, 2 refused)."""
     stop = StopFlag()
     stop.install(STOP_SIGNALS)
-    config = load_trainer_config(card)
-    slurm: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))["slurm"]
+    config = read_resolved(card)
     allocation = read_allocation(environment, foreground_nodes)
     paths = config.paths
     attempt = paths.attempt(allocation.job_id)
@@ -48,9 +48,9 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
         card=attempt / "card.json",
         job_id=allocation.job_id,
         nodes=allocation.nodes,
-        workers_per_node=int(slurm["workers_per_node"]),
+        workers_per_node=config.slurm.workers,
         master_address=master_address(allocation),
-        master_port=int(slurm.get("master_port") or free_port()),
+        master_port=config.slurm.master_port or free_port(),
     )
     tee.line(f"tr11: attempt {allocation.job_id} launch {launch.number} on {len(launch.nodes)} nodes: {','.join(launch.nodes)}")
     srun_lines: deque[str] = deque(maxlen=50)
@@ -64,7 +64,16 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     return _finish(attempt, verdict, tee)
 
 
-def _refuse_to_start(config: TrainerConfig, paths: RunPaths, allocation: Allocation, tee: LineTee) -> int:
+def read_resolved(path: Path) -> RunCard:
+    """The card of this attempt, as `tr11 launch` resolved it. Raises CardError when it cannot be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
+    return card_from_resolved(value, str(path))
+
+
+def _refuse_to_start(config: RunCard, paths: RunPaths, allocation: Allocation, tee: LineTee) -> int:
     """The kill switch is set: leave without starting a worker, as each later array task must (spec/tr11.md 1.12)."""
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     line = f"[Detected kill switch at {config.kill_switch}. Exiting] datetime: {stamp} "

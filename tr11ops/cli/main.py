@@ -86,7 +86,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else command, rest
+        return name, load(name) if name is not None and name in COMMANDS else command, rest
 
 
 def load(name: str) -> Any:

@@ -16,6 +16,8 @@ import psutil
 
 from tr11ops.cluster.local_records import ProcessMark
 
+SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
+
 _SET_NAME = 15  # prctl(2)
 _SET_CHILD_SUBREAPER = 36
 
@@ -31,7 +33,7 @@ def boot_mark() -> str:
 
 def start_mark(pid: int) -> str | None:
     """When a process started, in a form that clock changes leave alone; None if there is no such process."""
-    if sys.platform == "linux":
+    if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -53,38 +55,45 @@ def is_alive(process: ProcessMark | None) -> bool:
     return process is not None and process.boot == boot_mark() and start_mark(process.pid) == process.start
 
 
-def descendants(pid: int, spared: Collection[ProcessMark]) -> list[psutil.Process]:
-    """All living descendants of a process, but nothing at or below a spared one.
+def is_supervisor(process: psutil.Process) -> bool:
+    """Is it a supervisor? A job may submit jobs; their supervisors then run below it, and do not end with it."""
+    return process.cmdline()[1:3] == ["-m", SUPERVISOR_MODULE]
 
-    Spared are supervisors: a job may submit jobs, and those do not end with it.
-    """
-    spared_pids = {process.pid for process in spared if is_alive(process)}
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All living descendants of a process, but no supervisor and nothing below one."""
+    parents: dict[int, int] = {}
     found: list[psutil.Process] = []
+    spared: set[int] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                lineage = {child.pid, *(parent.pid for parent in child.parents())} if spared_pids else set()
-                if not lineage & spared_pids and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-    return found
+                parents[child.pid] = child.ppid()
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if is_supervisor(child):
+                    spared.add(child.pid)
+                found.append(child)
+
+    def lineage(process: psutil.Process) -> set[int]:
+        line, current = set(), process.pid
+        while current in parents and current not in line:
+            line.add(current)
+            current = parents[current]
+        return line
+
+    return [process for process in found if not (spared and lineage(process) & spared)]
 
 
-def with_environment(wanted: dict[str, str], spared: Collection[ProcessMark]) -> list[psutil.Process]:
-    """All processes that were started with exactly these variables, but no spared one and not the caller."""
-    spared_pids = {process.pid for process in spared} | {os.getpid()}
+def with_environment(wanted: dict[str, str]) -> list[psutil.Process]:
+    """All living processes that were started with exactly these variables; never the caller."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environment = process.environ()
-            if process.pid not in spared_pids and all(environment.get(key) == wanted[key] for key in wanted):
+            if process.pid != os.getpid() and all(environment.get(key) == value for key, value in wanted.items()):
                 found.append(process)
-    return [process for process in found if _is_running(process)]
-
-
-def _is_running(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    return found
 
 
 def send(processes: Collection[psutil.Process], number: int) -> None:
@@ -94,15 +103,13 @@ def send(processes: Collection[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-def kill_task_leftovers(
-    wanted: dict[str, str], step: ProcessMark | None, spared: Collection[ProcessMark], patience_seconds: float = 10.0
-) -> int:
+def kill_task_leftovers(wanted: dict[str, str], step: ProcessMark | None, patience_seconds: float = 10.0) -> int:
     """KILL everything that a task left behind, by its keeper's tree and by its environment. Returns what remains."""
     deadline = time.monotonic() + patience_seconds
     while True:
-        left = with_environment(wanted, spared)
+        left = with_environment(wanted)
         if step is not None and is_alive(step):
-            left += [*descendants(step.pid, spared), psutil.Process(step.pid)]
+            left += [*descendants(step.pid), psutil.Process(step.pid)]
         send(left, signal.SIGKILL)
         if not left or time.monotonic() > deadline:
             return len(left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,19 @@ class LocalSettings:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LocalSettings:
-        known = {**value, "nodes": tuple(value["nodes"])} if "nodes" in value else dict(value)
-        return LocalSettings(**known)
+        """Read settings that people may have written; `nodes` may be a number. Raises ValueError with the fault."""
+        known = {entry.name for entry in fields(LocalSettings)}
+        for key, setting in value.items():
+            if key not in known:
+                raise ValueError(f"unknown key {key!r}: the keys are {', '.join(sorted(known))}")
+            if key != "nodes" and setting is not None and not (isinstance(setting, int | float) and setting >= 0):
+                raise ValueError(f"{key} is {setting!r}: it must be a number, 0 or more")
+        nodes = value.get("nodes", DEFAULT_NODE_COUNT)
+        if isinstance(nodes, int):
+            nodes = simulated_nodes(nodes)
+        if not (isinstance(nodes, list | tuple) and nodes and all(isinstance(node, str) for node in nodes)):
+            raise ValueError(f"nodes is {value['nodes']!r}: it must be a number, 1 or more, or a list of names")
+        return LocalSettings(**{**value, "nodes": tuple(dict.fromkeys(nodes))})
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,7 @@ class TaskRecord:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> TaskRecord:
         marks = {key: ProcessMark(**value[key]) if value[key] else None for key in ("step", "batch")}
-        return TaskRecord(
-            **{**value, **marks, "nodes": tuple(value["nodes"]), "state": JobState(value["state"])}
-        )
+        return TaskRecord(**{**value, **marks, "nodes": tuple(value["nodes"]), "state": JobState(value["state"])})
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,24 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append((number, number))
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def compress_nodes(names: Iterable[str]) -> str:
+    """Node names as Slurm writes them: "local-node[1-3,7],login"."""
+    numbered: dict[str, list[int]] = {}
+    plain: list[str] = []
+    for name in names:
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        if not digits or digits != str(int(digits)):  # a leading zero is part of the name
+            plain.append(name)
+        else:
+            numbered.setdefault(stem, []).append(int(digits))
+    ranges = [
+        f"{stem}{numbers[0]}" if len(numbers) == 1 else f"{stem}[{format_ranges(sorted(numbers))}]"
+        for stem, numbers in numbered.items()
+    ]
+    return ",".join([*ranges, *plain])
 
 
 def _common(submission: Submission) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
-from tr11ops.cluster.local_records import PARTITION, LocalSettings, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import (
+    PARTITION,
+    LocalSettings,
+    Submission,
+    TaskRecord,
+    WaitingTask,
+    compress_nodes,
+)
 
 LARGEST_ARRAY_INDEX = 99_999
 MOST_ARRAY_TASKS = 10_000
@@ -178,10 +185,25 @@ def _term_verdict(term: DependencyTerm, target: Submission | None, now: float) -
 # ----------------------------------------------------------------------------- admission and placement
 def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     """Why this request can never run here, in one line; None when it can."""
+    return (
+        _script_fault(request)
+        or _time_fault(request, settings)
+        or _resource_fault(request, settings)
+        or placement_fault(request.nodes, request.exclude, settings)
+    )
+
+
+def _script_fault(request: BatchRequest) -> str | None:
     if not request.script.startswith("#!"):
         return "the batch script must begin with #! and its interpreter, such as #!/bin/bash"
     if "\0" in request.script + request.name + request.comment + request.output:
         return "script, name, comment and output must not contain a NUL character"
+    if not request.working_directory.is_dir():
+        return f"working directory {str(request.working_directory)!r} does not exist"
+    return None
+
+
+def _time_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     if request.time_limit_seconds < 1:
         return f"time limit of {request.time_limit_seconds} s: it must be 1 or more"
     if settings.max_time_seconds is not None and request.time_limit_seconds > settings.max_time_seconds:
@@ -191,9 +213,12 @@ def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
         )
     early = request.signal_seconds_before_limit
     if early is not None and not 0 < early < request.time_limit_seconds:
-        return f"signal {early} s before the limit: it must be more than 0 and less than the limit of " + (
-            f"{request.time_limit_seconds} s"
-        )
+        limit = f"{request.time_limit_seconds} s"
+        return f"signal {early} s before the limit: it must be more than 0 and less than the limit of {limit}"
+    return None
+
+
+def _resource_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     if request.partition not in {None, PARTITION}:
         return f"invalid partition {request.partition!r}: the embedded scheduler has {PARTITION!r} alone"
     if request.constraint or request.reservation:
@@ -201,24 +226,21 @@ def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
         return f"invalid {what} {request.constraint or request.reservation!r}: the embedded scheduler has none"
     if settings.gpus_per_node is not None and request.gpus_per_node > settings.gpus_per_node:
         return f"{request.gpus_per_node} GPUs per node asked for, {settings.gpus_per_node} there"
-    if not request.working_directory.is_dir():
-        return f"working directory {str(request.working_directory)!r} does not exist"
-    return placement_fault(request.nodes, request.exclude, settings)
+    return None
 
 
 def placement_fault(node_count: int, excluded: Collection[str], settings: LocalSettings) -> str | None:
     """Why `node_count` nodes outside `excluded` can never be had; None when they can."""
     unknown = sorted(set(excluded) - set(settings.nodes))
     if unknown:
-        return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {settings.nodes[0]} to " + (
-            f"{settings.nodes[-1]}"
-        )
+        there = compress_nodes(settings.nodes)
+        return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {there}"
     if node_count < 1:
         return f"{node_count} nodes asked for: it must be 1 or more"
-    there = len(settings.nodes) - len(set(excluded))
-    if node_count > there:
+    usable = len(settings.nodes) - len(set(excluded))
+    if node_count > usable:
         return (
-            f"{node_count} nodes asked for, {there} can be had "
+            f"{node_count} nodes asked for, {usable} can be had "
             f"({len(settings.nodes)} nodes, {len(set(excluded))} excluded)"
         )
     return None

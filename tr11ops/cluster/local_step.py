@@ -11,105 +11,24 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.local_processes import adopt_orphans, descendants, mark, send
-from tr11ops.cluster.local_records import PARTITION, ProcessMark, Submission, TaskRecord
+from tr11ops.cluster.local_records import ProcessMark
 
 
-def task_environment(submission: Submission, task: TaskRecord, base: dict[str, str], folder: Path) -> dict[str, str]:
-    """What the batch script finds in its environment: the submitter's variables, and Slurm's for this task."""
-    request = submission.request
-    limit_end = int(task.start_time) + request.time_limit_seconds
-    values: dict[str, str | int] = {
-        "TR11_SCHEDULER": "local",
-        "TR11_LOCAL_SCHEDULER": str(folder),
-        "SLURM_JOB_ID": task.raw_id,
-        "SLURM_JOBID": task.raw_id,
-        "SLURM_JOB_NAME": request.name,
-        "SLURM_JOB_USER": submission.user,
-        "SLURM_JOB_PARTITION": PARTITION,
-        "SLURM_JOB_START_TIME": int(task.start_time),
-        "SLURM_JOB_END_TIME": limit_end,
-        "SLURM_CLUSTER_NAME": "local",
-        "SLURM_NNODES": len(task.nodes),
-        "SLURM_JOB_NUM_NODES": len(task.nodes),
-        "SLURM_NODELIST": compress_nodes(task.nodes),
-        "SLURM_JOB_NODELIST": compress_nodes(task.nodes),
-        "SLURMD_NODENAME": task.nodes[0],
-        "SLURM_SUBMIT_DIR": str(request.working_directory),
-        "SLURM_SUBMIT_HOST": socket.gethostname(),
-        "SLURM_CPUS_PER_TASK": request.cpus_per_task,
-        "SLURM_NODEID": 0,
-        "SLURM_PROCID": 0,
-        "SLURM_LOCALID": 0,
-    }
-    if request.gpus_per_node:
-        values["SLURM_GPUS_ON_NODE"] = request.gpus_per_node
-    if task.task_id is not None:
-        smallest, largest, step, count = submission.array_bounds
-        values |= {
-            "SLURM_ARRAY_JOB_ID": submission.job_id,
-            "SLURM_ARRAY_TASK_ID": task.task_id,
-            "SLURM_ARRAY_TASK_COUNT": count,
-            "SLURM_ARRAY_TASK_MIN": smallest,
-            "SLURM_ARRAY_TASK_MAX": largest,
-            "SLURM_ARRAY_TASK_STEP": step,
-        }
-    return {**base, **{key: str(value) for key, value in values.items()}}
+@dataclass(frozen=True)
+class Command:
+    """What a keeper runs: the batch script with its interpreter, and its surroundings."""
 
-
-def submitted_environment(request: BatchRequest, environment: dict[str, str]) -> dict[str, str]:
-    """The submitter's variables without those of a job it may itself be in, and the request's on top."""
-    inherited = {
-        key: value
-        for key, value in environment.items()
-        if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or key == "SLURM_CONF"
-    }
-    return {**inherited, **request.environment}
-
-
-def output_path(submission: Submission, task: TaskRecord) -> Path:
-    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced."""
-    array_task = 4294967294 if task.task_id is None else task.task_id  # what Slurm prints for "no task"
-    values: dict[str, str | int] = {
-        "x": submission.request.name,
-        "j": task.raw_id,
-        "A": submission.job_id,
-        "a": array_task,
-        "N": task.nodes[0],
-        "u": submission.user,
-        "%": "%",
-    }
-    text = submission.request.output
-    result, position = "", 0
-    while position < len(text):
-        end = position + 1
-        if text[position] == "%":
-            while end < len(text) and text[end].isdecimal():
-                end += 1
-        letter = text[end : end + 1]
-        if text[position] != "%" or letter not in values or not letter:
-            result += text[position]
-            position += 1
-            continue
-        width, value = text[position + 1 : end], values[letter]
-        result += str(value).zfill(min(int(width), 10)) if width and isinstance(value, int) else str(value)
-        position = end + 1
-    return submission.request.working_directory / result
-
-
-def interpreter(script: Path) -> list[str]:
-    """The command that runs a script: its first line's interpreter, with one argument at most, as the kernel does."""
-    with script.open(encoding="utf-8", errors="surrogateescape") as stream:
-        words = stream.readline()[2:].strip().split(None, 1)
-    return [*(words or ["/bin/sh"]), str(script)]
+    arguments: list[str]
+    environment: dict[str, str]
+    working_directory: Path
+    output: Path
 
 
 @dataclass(frozen=True)
@@ -122,13 +41,7 @@ class Step:
     control: int
 
 
-def start_step(
-    command: list[str],
-    environment: dict[str, str],
-    working_directory: Path,
-    output: Path,
-    spared: Callable[[], Collection[ProcessMark]],
-) -> Step:
+def start_step(command: Command) -> Step:
     """Start a task's keeper and, in it, the batch script.
 
     Its first status line is `{"batch": PID}` or `{"error": why}`, its last `{"code": N}` or `{"signal": N}`.
@@ -140,7 +53,7 @@ def start_step(
         code = 1
         try:
             _close_all_but({status_write, control_read})
-            _keep(command, environment, working_directory, output, status_write, control_read, spared)
+            _keep(command, status_write, control_read)
             code = 0
         except BaseException as error:  # the child must never run on into the supervisor's loop
             print(f"keeper: {error!r}", file=sys.stderr, flush=True)
@@ -154,22 +67,13 @@ def start_step(
 
 def _close_all_but(kept: set[int]) -> None:
     """Other tasks' pipes and the supervisor's lock must not live on in this process."""
-    for name in os.listdir("/dev/fd"):
-        descriptor = int(name)
+    for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
         if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
 
-def _keep(
-    command: list[str],
-    environment: dict[str, str],
-    working_directory: Path,
-    output: Path,
-    status: int,
-    control: int,
-    spared: Callable[[], Collection[ProcessMark]],
-) -> None:
+def _keep(command: Command, status: int, control: int) -> None:
     os.setsid()
     adopt_orphans("tr11-task")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -184,18 +88,24 @@ def _keep(
             os.write(status, json.dumps(message).encode() + b"\n")
 
     try:
-        with output.open("wb") as stream:
+        with command.output.open("wb") as stream:
             batch = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=working_directory,
+                command.arguments,
+                env=command.environment,
+                cwd=command.working_directory,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-    except OSError as error:
-        tell({"error": f"{error.strerror}: {error.filename or output}"})
+    except (OSError, ValueError) as error:  # ValueError: an environment that no process can have
+        tell(
+            {
+                "error": f"{error.strerror}: {error.filename or command.output}"
+                if isinstance(error, OSError)
+                else str(error)
+            }
+        )
         return
     tell({"batch": batch.pid})
     is_running = True
@@ -215,9 +125,9 @@ def _keep(
             for name in message.decode().split():
                 if is_running:
                     os.kill(batch.pid, signal.Signals[name])
-    while left := descendants(os.getpid(), spared()):
+    while left := descendants(os.getpid()):
         send(left, signal.SIGKILL)
-        select.select([wake_read], [], [], 0.02)
+        time.sleep(0.02)
         _reap()
 
 

@@ -1,15 +1,16 @@
 """The embedded scheduler's state folder: JSON files replaced atomically, changes under one lock.
 
-    settings.json           nodes and limits (`LocalSettings`)
-    lock                    held (flock) for every change
-    last_id                 the newest job number given out
-    active/ID               present while submission ID is not over
-    jobs/ID/state.json      the submission and its tasks
-    jobs/ID/script          the batch script
-    jobs/ID/environment.json  the job's environment, readable by its owner alone, removed when the submission is over
-    jobs/ID/supervisor.lock held (flock) by the supervisor for as long as it lives, so a dead one is known for sure
-    jobs/ID/supervisor.log  what the supervisor had to say
-    jobs/ID/wake            a FIFO: a byte there tells the supervisor to look at its state again
+settings.json           nodes and limits (`LocalSettings`)
+lock                    held (flock) for every change
+last_id                 the newest job number given out
+active/ID               present while submission ID is not over
+jobs/ID/state.json      the submission and its tasks
+jobs/ID/script          the batch script
+jobs/ID/environment.json  the job's environment, readable by its owner alone, removed when the submission is over
+jobs/ID/supervisor.lock held (flock) by the supervisor for as long as it lives, so a dead one is known for sure;
+                        the number in it, its process id, is for people
+jobs/ID/supervisor.log  what the supervisor had to say
+jobs/ID/wake            a FIFO: a byte there tells the supervisor to look at its state again
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def write_file(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        # The kernel's own stamps are milliseconds apart; two versions of a file must never share one.
+        os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -62,6 +65,7 @@ class LocalStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._cache: dict[int, tuple[tuple[int, int, int], Submission]] = {}
 
     def prepare(self) -> None:
         """Create the folder. Raises SchedulerError where that is not possible."""
@@ -92,9 +96,12 @@ class LocalStore:
 
     # ------------------------------------------------------------------------- settings
     def settings(self) -> LocalSettings:
-        """The settings on disk, or the defaults."""
+        """The settings on disk, or the defaults. Raises SchedulerError for a file with a fault."""
         value = self._read(self.folder / "settings.json")
-        return LocalSettings.from_json(value) if value else LocalSettings()
+        try:
+            return LocalSettings.from_json(value or {})
+        except ValueError as error:
+            raise SchedulerError(f"{str(self.folder / 'settings.json')!r}: {error}") from None
 
     def save_settings(self, settings: LocalSettings) -> None:
         if settings != self.settings():
@@ -121,15 +128,27 @@ class LocalStore:
         except FileNotFoundError:
             return 0
 
-    def create(self, submission: Submission, environment: Mapping[str, str]) -> None:
-        """Write a new submission; it is visible when its state file, the last one, is there."""
+    def create(self, submission: Submission, environment: Mapping[str, str]) -> int:
+        """Write a new submission; it is visible when its state file, the last one, is there.
+
+        Returns its supervisor's lock, taken, so that at no moment it looks abandoned.
+        """
         folder = self.job_folder(submission.job_id)
         folder.mkdir(mode=0o700)
+        lock = self.supervisor_lock(submission.job_id)
+        if lock is None:
+            raise SchedulerError(f"{str(folder)!r} is in use by another process")
         write_file(folder / "script", submission.request.script)
         write_file(folder / "environment.json", json.dumps(dict(environment)))
         os.mkfifo(folder / "wake", 0o600)
         (self.folder / "active" / str(submission.job_id)).touch()
         self.save(submission)
+        return lock
+
+    def discard(self, job_id: int) -> None:
+        """Take back a submission that could not be started. Call it inside `changing()`."""
+        (self.folder / "active" / str(job_id)).unlink(missing_ok=True)
+        shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
 
     def save(self, submission: Submission) -> None:
         folder = self.job_folder(submission.job_id)
@@ -140,8 +159,21 @@ class LocalStore:
 
     def load(self, job_id: int) -> Submission | None:
         """One submission; None if it is not, or no longer, known."""
-        value = self._read(self.job_folder(job_id) / "state.json")
-        return Submission.from_json(value) if value else None
+        path = self.job_folder(job_id) / "state.json"
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            self._cache.pop(job_id, None)
+            return None
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        cached = self._cache.get(job_id)
+        if cached is None or cached[0] != stamp:
+            value = self._read(path)
+            if value is None:
+                return None
+            # A newer file than the one that was looked at only makes the next call read again.
+            cached = self._cache[job_id] = (stamp, Submission.from_json(value))
+        return cached[1]
 
     def active(self) -> tuple[Submission, ...]:
         """Every submission that is not over, oldest first."""
@@ -210,7 +242,7 @@ class LocalStore:
     # ------------------------------------------------------------------------- helpers
     def _numbers(self, name: str) -> tuple[int, ...]:
         try:
-            return tuple(sorted(int(entry) for entry in os.listdir(self.folder / name) if entry.isdecimal()))
+            return tuple(sorted(int(entry.name) for entry in (self.folder / name).iterdir() if entry.name.isdecimal()))
         except FileNotFoundError:
             return ()
 
@@ -248,6 +280,3 @@ def nodes_from_environment(environment: Mapping[str, str]) -> tuple[str, ...] | 
     if len(set(names)) != len(names) or not all(name.replace("-", "").replace("_", "").isalnum() for name in names):
         raise SchedulerError(f"{NODES_VARIABLE}={text!r}: give a number, or distinct node names with commas between")
     return names
-
-
-__all__ = ["LocalStore", "default_folder", "nodes_from_environment", "try_lock", "write_file"]

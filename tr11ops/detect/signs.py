@@ -6,6 +6,7 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +19,7 @@ HOUR = 3600.0
 DAY = 86400.0
 
 TRAINING_PHASE = "training"
+ENDED_PHASE = "ended"
 RECENT_STEPS = 100
 STALL_FACTOR = 10.0  # iterations' worth of silence before a training counts as stalled
 STALL_FLOOR_SECONDS = 120.0  # shorter silences say nothing: files on shared file systems are seen late
@@ -27,9 +29,19 @@ LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the
 # Reasons for which a pending job waits for a person, not for nodes. Prefixes, as versions of Slurm add words.
 HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")
 DEAD_REASONS = (
-    "DependencyNeverSatisfied", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionTimeLimit",
-    "PartitionNodeLimit", "PartitionInactive", "PartitionDown", "ReqNodeNotAvail(Never)", "AssociationTimeLimit",
-    "JobArrayTaskLimit(0)", "QOSTimeLimit", "DeadLine",
+    "DependencyNeverSatisfied",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+    "PartitionTimeLimit",
+    "PartitionNodeLimit",
+    "PartitionInactive",
+    "PartitionDown",
+    "ReqNodeNotAvail(Never)",
+    "AssociationTimeLimit",
+    "JobArrayTaskLimit(0)",
+    "QOSTimeLimit",
+    "DeadLine",
 )
 
 
@@ -192,8 +204,12 @@ def life_of(snapshot: Snapshot, job: Job | None) -> Life | None:
         last = max(beats, key=lambda beat: beat.time)
         slowest = max(beats, key=lambda beat: _patience(snapshot, beat.phase, bool(stepped)))
         return Life(
-            time=max([last.time, *stepped]), phase=slowest.phase, iteration=max(beat.iteration for beat in beats),
-            patience=_patience(snapshot, slowest.phase, bool(stepped)), job_id=last.job_id, ranks=len(beats),
+            time=max([last.time, *stepped]),
+            phase=slowest.phase,
+            iteration=max(beat.iteration for beat in beats),
+            patience=_patience(snapshot, slowest.phase, bool(stepped)),
+            job_id=last.job_id,
+            ranks=len(beats),
         )
     if stepped and not beats:
         patience = _patience(snapshot, TRAINING_PHASE, stepped=True)
@@ -207,3 +223,25 @@ def _patience(snapshot: Snapshot, phase: str, stepped: bool) -> float:
     if phase != TRAINING_PHASE or not stepped or pace is None:
         return OTHER_PHASE_SECONDS
     return max(STALL_FLOOR_SECONDS, STALL_FACTOR * pace)
+
+
+def life_outside(snapshot: Snapshot) -> Life | None:
+    """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
+    life = life_of(snapshot, None)
+    if life is None or life.phase == ENDED_PHASE or not life.is_fresh(snapshot.time):
+        return None
+    if any(life.job_id in identifiers(job) for job in known(snapshot.jobs, ())):
+        return None
+    return life if marker_of(snapshot, frozenset({life.job_id})) is None else None
+
+
+def command(snapshot: Snapshot, words: str) -> str:
+    """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
+    name, *rest = words.split(" ", 1)
+    card = ["--run", shlex.quote(snapshot.run.card)] if snapshot.run.card else []
+    return " ".join(["tr11", name, *card, *rest])
+
+
+def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:
+    """`scancel ID`, `scontrol release ID` and the like; "" where the scheduler is not Slurm."""
+    return f"{program} {job.job_id.split('_[')[0]}" if snapshot.scheduler == "slurm" else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 from tr11ops.twin.plan import TwinError, TwinFolders
 from tr11ops.twin.processes import ProcessRecord, spawn
@@ -44,6 +43,7 @@ def start_database(
             stderr=subprocess.STDOUT,
             env=dict(environment),
             timeout=120,
+            check=False,
         )
     if made.returncode != 0:
         raise TwinError(f"mariadb-install-db failed with exit code {made.returncode}: read {log}")
@@ -60,14 +60,13 @@ def start_database(
         "--innodb-lock-wait-timeout=900",
         "--innodb-flush-log-at-trx-commit=0",
     ]
-    return spawn("mariadbd", "mariadbd", arguments, environment, log, folders.processes)
+    return spawn("mariadbd", "mariadbd", arguments, environment=environment, log=log, ledger=folders.processes)
 
 
-def start_slurmdbd(
-    programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]
-) -> ProcessRecord:
+def start_slurmdbd(programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]) -> ProcessRecord:
     """Start slurmdbd on its private port."""
     # Slurm has no key for the database's socket; the client library takes it from the environment
     with_socket = {**environment, "MYSQL_UNIX_PORT": str(folders.database_socket)}
-    log: Path = folders.logs / "slurmdbd.out"
-    return spawn("slurmdbd", "slurmdbd", [programs["slurmdbd"], "-D"], with_socket, log, folders.processes)
+    arguments = [programs["slurmdbd"], "-D"]
+    log = folders.logs / "slurmdbd.out"
+    return spawn("slurmdbd", "slurmdbd", arguments, environment=with_socket, log=log, ledger=folders.processes)

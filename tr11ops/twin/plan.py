@@ -1,4 +1,4 @@
-"""What a twin is: its shape, its folders, and the configuration texts that follow from them. Pure; nothing is touched here."""
+"""What a twin is: its shape, its folders, and the configuration texts that follow. Pure; nothing is touched here."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TwinPlan:
 
     @property
     def memory_needed_megabytes(self) -> int:
-        """What the daemons take without any job: about 6 MB a node (measured), the controller, the database; doubled for jobs."""
+        """Twice what the daemons take without any job: 6 MB a node (measured), the controller, the database."""
         return 2 * (6 * len(self.node_names) + 50 + (250 if self.accounting else 0))
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _names(prefix: str, count: int) -> tuple[str, ...]:
 
 def _bracketed(prefix: str, count: int) -> str:
     names = _names(prefix, count)
-    return names[0] if count == 1 else f"{prefix}[{names[0][len(prefix):]}-{names[-1][len(prefix):]}]"
+    return names[0] if count == 1 else f"{prefix}[{names[0][len(prefix) :]}-{names[-1][len(prefix) :]}]"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class TwinFolders:
 
     @property
     def gpus(self) -> Path:
-        """Plain files which stand for the devices of every node."""
+        """Links to /dev/null which stand for the devices of every node."""
         return self.root / "gpus"
 
     @property
@@ -198,7 +198,7 @@ class TwinFolders:
                 "name a shorter one with --dir"
             )
         if re.search(r"[\s#%,='\"\\\[\]]", str(self.root)):
-            raise TwinError(f"the folder {self.root} has characters that slurm.conf cannot hold: name another with --dir")
+            raise TwinError(f"the folder {self.root} has characters that slurm.conf cannot hold: choose another --dir")
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,10 @@ class TwinPorts:
         return self.first + 1 + len(plan.node_names)
 
 
-def slurm_conf(plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str, slurm_version: tuple[int, int]) -> str:
-    """The text of slurm.conf, run as `user`; `slurm_version` is (22, 5) and so on."""
+def slurm_conf(
+    plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str, slurm_version: tuple[int, int]
+) -> str:
+    """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5)."""
     lines = [
         f"ClusterName=twin_{plan.name.replace('-', '_')}",
         "SlurmctldHost=localhost(127.0.0.1)",
@@ -254,10 +256,11 @@ def slurm_conf(plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str
         f"UnkillableStepTimeout={plan.unkillable_step_timeout_seconds}",
         f"MessageTimeout={plan.message_timeout_seconds}",
         "InactiveLimit=0",
+        "EnforcePartLimits=ALL",
         "MaxArraySize=10001",
         "MaxJobCount=20000",
         "SchedulerType=sched/backfill",
-        "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=5,bf_continue",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=5,bf_continue",
         "PriorityType=priority/basic",
         "JobCompType=jobcomp/filetxt",
         f"JobCompLoc={folders.job_completions}",
@@ -274,7 +277,7 @@ def slurm_conf(plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str
         ]
     else:
         lines += ["AccountingStorageType=accounting_storage/none", "JobAcctGatherType=jobacct_gather/none"]
-    node = f"NodeHostname=localhost NodeAddr=127.0.0.1 CPUs={plan.cpus} RealMemory={plan.memory_megabytes} State=UNKNOWN"
+    node = f"NodeHostname=localhost NodeAddr=127.0.0.1 CPUs={plan.cpus} RealMemory={plan.memory_megabytes}"
     gres = f" Gres=gpu:{plan.gpus}" if plan.gpus else ""
     gpu_nodes = _bracketed(plan.node_prefix, plan.nodes)
     lines.append(f"NodeName={gpu_nodes} Port={_port_range(ports.node(0), plan.nodes)}{gres} {node}")
@@ -297,7 +300,10 @@ def _port_range(first: int, count: int) -> str:
 
 
 def gres_conf(plan: TwinPlan, folders: TwinFolders) -> str:
-    """The text of gres.conf. Slurm refuses a bare count of GPUs, so that each is a plain file."""
+    """The text of gres.conf: each GPU is a link to /dev/null.
+
+    Slurm refuses a bare count of GPUs, and sets CUDA_VISIBLE_DEVICES only for character devices.
+    """
     lines = ["AutoDetect=off"]
     if plan.gpus:
         files = f"{folders.gpus}/gpu0" if plan.gpus == 1 else f"{folders.gpus}/gpu[0-{plan.gpus - 1}]"

@@ -48,7 +48,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def spawn(
-    role: str, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, ledger: Path
+    role: str, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path, ledger: Path
 ) -> ProcessRecord:
     """Start a daemon in its own session, output appended to `log`, and note it in `ledger` at once."""
     actions = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
 import pwd
@@ -43,7 +43,7 @@ Progress = Callable[[str], None]
 
 
 def default_directory(environ: Mapping[str, str], user_id: int) -> Path:
-    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin, for root /var/lib/tr11/twin.
+    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin; root: /var/lib/tr11/twin.
 
     Root's home is closed to others, and jobs of other users must be able to read the twin's configuration.
     """
@@ -70,7 +70,7 @@ def find_programs(path: str) -> dict[str, str]:
 
 def slurm_version(slurmctld: str) -> tuple[int, int]:
     """Major and minor version, such as (22, 5)."""
-    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60).stdout
+    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
         raise TwinError(f"{slurmctld} -V said {text.strip()!r}, no version: {INSTALL_FIX}")
@@ -214,6 +214,7 @@ class Twin:
                 capture_output=True,
                 text=True,
                 timeout=timeout_seconds,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return None
@@ -289,7 +290,8 @@ class Twin:
 
     def _write_files(self, user: str, version: tuple[int, int]) -> None:
         folders = self.folders
-        for folder in (folders.root, folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
+        _make_folder(folders.root)
+        for folder in (folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
             _make_folder(folder)
         record = {"plan": self.plan.to_json(), "first_port": self.ports.first, "mark": self._mark}
         _write(folders.record, json.dumps(record, indent=1) + "\n", 0o644)
@@ -297,7 +299,7 @@ class Twin:
         _write(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
         _write(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
         for index in range(self.plan.gpus):
-            (folders.gpus / f"gpu{index}").touch()
+            (folders.gpus / f"gpu{index}").symlink_to(os.devnull)
         key = folders.munge / "key"
         descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
@@ -336,7 +338,8 @@ class Twin:
             arguments = [programs["slurmd"], "-D", "-N", name]
         role = name if name in DAEMONS else "slurmd"
         log = folders.logs / f"{name}.out"
-        return spawn(role, name, arguments, self._daemon_environment(), log, folders.processes)
+        environment = self._daemon_environment()
+        return spawn(role, name, arguments, environment=environment, log=log, ledger=folders.processes)
 
     def _end(self, keep_logs: bool) -> Path | None:
         daemons = self.processes()
@@ -357,7 +360,8 @@ class Twin:
             named = ", ".join(f"{record.name} (pid {record.pid})" for record in survivors)
             raise TwinError(f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again")
         kept = _keep(self.folders) if keep_logs and self.folders.logs.exists() else None
-        shutil.rmtree(self.folders.root, ignore_errors=False) if self.folders.root.exists() else None
+        if self.folders.root.exists():
+            shutil.rmtree(self.folders.root)
         return kept
 
 
@@ -413,19 +417,17 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 @contextlib.contextmanager
 def _locked(home: Path, name: str) -> Iterator[None]:
-    """Keep a second `up` or `down` of the same twin away until this one is done."""
-    path = home / f".{name}.lock"
-    try:
-        stream = path.open("w")
-    except OSError as error:
-        raise TwinError(f"{path} cannot be written ({error.strerror}): name another folder with --dir") from error
-    with stream:
+    """Keep a second `up` or `down` of the same twin away until this one is done.
+
+    The lock is an abstract socket: it ends with its process and leaves no file.
+    """
+    digest = hashlib.sha256(bytes(home / name)).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TwinError(f"twin {name!r} in {home} is being started or ended by another command: wait for it") from None
+            lock.bind(f"\0tr11-twin-{digest}")
+        except OSError:
+            raise TwinError(f"another command is starting or ending twin {name!r} in {home}: wait for it") from None
         yield
-        path.unlink(missing_ok=True)
 
 
 def _listens(path: Path) -> bool:

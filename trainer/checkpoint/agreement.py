@@ -16,9 +16,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    value: Any = None
-    fault: str | None = None
+class _Fault:
+    """What went wrong, on which rank of the crew; `host` is the host of the rank that says so."""
+
+    rank: int
+    text: str
+    host: str
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,38 @@ class Crew:
     def size(self) -> int:
         return 1 if self.alone else dist.get_world_size(self.group)
 
-    def everywhere(self, what: str, action: Callable[[], T]) -> list[T]:
-        """Run `action` on every rank and return all results by rank; doubles as a barrier.
+    def each(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action` on every rank and return this rank's result; doubles as a barrier.
 
         If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault". The action may hold
         one collective operation, as its first statement, if that fails on all ranks together.
         """
-        outcomes = self.gather(_attempt(action))
-        for rank, outcome in enumerate(outcomes):
-            if outcome.fault is not None:
-                where = "" if self.size == 1 else f"rank {rank} "
-                raise CheckpointError(f"{what}: {where}{outcome.fault}")
-        return [cast(T, outcome.value) for outcome in outcomes]
+        value, fault = self._attempt(action)
+        faults = self.gather(fault)
+        first = next((fault for fault in faults if fault is not None), None)
+        if first is not None:
+            teller = faults[first.rank]  # the failing rank's own report names its host
+            raise CheckpointError(f"{what}: {self._place(teller or first)}{first.text}")
+        return cast(T, value)
 
     def on_first(self, what: str, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and give its result to all; a failure is raised on all ranks."""
-        outcome = self.broadcast(_attempt(action) if self.rank == 0 else None)
-        assert outcome is not None
-        if outcome.fault is not None:
-            raise CheckpointError(f"{what}: {outcome.fault}")
-        return cast(T, outcome.value)
+        value, fault = self.broadcast(self._attempt(action) if self.rank == 0 else (None, None))
+        if fault is not None:
+            raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
+        return cast(T, value)
+
+    def _place(self, fault: _Fault) -> str:
+        return "" if self.alone else f"rank {fault.rank} on {fault.host}: "
+
+    def _attempt(self, action: Callable[[], T]) -> tuple[T | None, _Fault | None]:
+        try:
+            return action(), None
+        except CheckpointException as error:  # a BaseException of torch; it carries the failing ranks' own errors
+            rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+            return None, _Fault(rank, one_line(cause), host_name())
+        except Exception as error:
+            return None, _Fault(self.rank, one_line(error), host_name())
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank. Raises CheckpointError when a rank is lost."""
@@ -86,18 +101,6 @@ def _guarded(collective: Callable[[], None]) -> None:
         collective()
     except RuntimeError as error:
         raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
-
-
-def _attempt(action: Callable[[], T]) -> _Outcome:
-    try:
-        return _Outcome(value=action())
-    except CheckpointError as error:
-        return _Outcome(fault=str(error))
-    except CheckpointException as error:  # a BaseException of torch; it carries each rank's own error
-        causes = [cause for cause, _ in error.failures.values()]
-        return _Outcome(fault=f"on {host_name()}: {one_line(causes[0]) if causes else one_line(error)}")
-    except Exception as error:
-        return _Outcome(fault=f"on {host_name()}: {one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:

@@ -28,6 +28,7 @@ Report = Callable[[str], None]
 FaultsOf = Callable[[Path, Manifest], list[str]]
 
 _PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
+_HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
 _REPLACED = re.compile(r"\.(global_step\d+)\.replaced-.+")
 
 
@@ -45,12 +46,14 @@ def replaced_path(folder: Path, step: int, nonce: str) -> Path:
     return folder / f".{checkpoint_name(step)}.replaced-{nonce}"
 
 
-def remove_partial(folder: Path) -> list[str]:
+def remove_leftovers(folder: Path) -> list[str]:
     """Delete what killed saves left behind; returns the names. Only the run's own trainer may call it."""
-    stale = [entry for entry in _hidden(folder, _PARTIAL)]
-    for entry in stale:
+    folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
+    for entry in folders:
         shutil.rmtree(entry)
-    return [entry.name for entry in stale]
+    for entry in files:
+        entry.unlink(missing_ok=True)
+    return [entry.name for entry in (*folders, *files)]
 
 
 def settle_replaced(folder: Path) -> list[str]:
@@ -90,7 +93,7 @@ def read_checkpoint(folder: Path, step: int) -> Manifest:
         what = f"has no {MANIFEST_FILE}, so it is not complete" if place.is_dir() else "does not exist"
         raise CheckpointError(f"{place} {what}; use another step")
     if manifest.step != step:
-        raise CheckpointError(f"{place} holds the manifest of step {manifest.step}: it was renamed or mixed; restore it")
+        raise CheckpointError(f"{place} holds the manifest of step {manifest.step}: it was renamed; give its name back")
     return manifest
 
 
@@ -136,9 +139,10 @@ def find_resumable(
         steps = checkpoint_steps(folder)
         latest = _latest(folder, steps, report)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({error.strerror or error}); mend it, then start again") from None
+        raise CheckpointError(f"{folder} cannot be read ({error.strerror or error}); mend that first") from None
     if not steps:
-        return _first_start(folder, expect_resume)
+        _check_first_start(folder, expect_resume)
+        return None
     for step in _preferred(steps, latest):
         faults = _faults(folder, step, faults_of)
         if not faults:
@@ -178,7 +182,7 @@ def _preferred(steps: list[int], latest: int | None) -> list[int]:
     return sorted(steps, key=lambda step: (step > latest, -step))
 
 
-def _first_start(folder: Path, expect_resume: bool) -> None:
+def _check_first_start(folder: Path, expect_resume: bool) -> None:
     if (folder / LATEST_FILE).exists():
         raise CheckpointError(
             f"{folder / LATEST_FILE} exists but {folder} holds no checkpoint; restore one, or remove {LATEST_FILE} "

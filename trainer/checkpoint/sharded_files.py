@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -37,6 +37,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.files import DigestingWriter, digesting
@@ -91,31 +93,40 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[Piece]:
     return pieces
 
 
+def by_index(pieces: Iterable[Piece]) -> dict[MetadataIndex, Piece]:
+    """Pieces by name and place. Raises ValueError when one rank describes the same place twice."""
+    found: dict[MetadataIndex, Piece] = {}
+    for piece in pieces:
+        if found.setdefault(piece.index, piece) is not piece:
+            raise ValueError(f"{piece.key} at {piece.offsets} is described twice on one rank")
+    return found
+
+
 def write(folder: Path, root: Path, pieces: list[Piece], crew: Crew) -> list[FileEntry]:
     """Write all ranks' pieces into the existing `folder`, collectively; returns the entries of this rank's files.
 
     Raises (torch's CheckpointException on all ranks, wrapping) OSError, or ValueError when the pieces of all ranks
     do not tile their tensors exactly.
     """
-    writer = dcp.FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=64 << 20)
+    writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=64 << 20)
     files = _DigestingFiles(root)
     writer.fs = files  # the only door to its streams
     with _quiet():
-        dcp.save({}, storage_writer=writer, planner=_SavePlanner(pieces), process_group=crew.group, no_dist=crew.alone)
+        dcp_save({}, storage_writer=writer, planner=_SavePlanner(pieces), process_group=crew.group, no_dist=crew.alone)
     return files.entries()
 
 
 def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
     """What a folder holds: logical name -> dtype, shape, chunks. Raises OSError or a pickle error when damaged."""
-    return cast(dict[str, TensorStorageMetadata], dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+    return cast(dict[str, TensorStorageMetadata], FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
 def read(folder: Path, pieces: list[Piece], crew: Crew) -> None:
     """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index first."""
     with _quiet():
-        dcp.load(
+        dcp_load(
             {},
-            storage_reader=dcp.FileSystemReader(folder),
+            storage_reader=FileSystemReader(folder),
             planner=_LoadPlanner(pieces),
             process_group=crew.group,
             no_dist=crew.alone,
@@ -130,12 +141,12 @@ def tiling_fault(key: str, stored: TensorStorageMetadata) -> str | None:
     return None
 
 
-class _SavePlanner(dcp.DefaultSavePlanner):
+class _SavePlanner(DefaultSavePlanner):
     """Plans the writing of pieces; DCP's own planner removes duplicates and refuses overlaps."""
 
     def __init__(self, pieces: list[Piece]):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._pieces = {piece.index: piece for piece in pieces if piece.is_owner}
+        self._pieces = by_index(piece for piece in pieces if piece.is_owner)
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -171,17 +182,16 @@ def _check_alike(item: WriteItem, stored: TensorStorageMetadata) -> None:
     assert item.tensor_data is not None
     mine = (tuple(item.tensor_data.size), item.tensor_data.properties.dtype)
     if mine != (tuple(stored.size), stored.properties.dtype):
-        raise ValueError(
-            f"the ranks disagree on {item.index.fqn}: {mine[0]} {mine[1]} and {tuple(stored.size)} {stored.properties.dtype}"
-        )
+        others = f"{tuple(stored.size)} {stored.properties.dtype}"
+        raise ValueError(f"the ranks disagree on {item.index.fqn}: {mine[0]} {mine[1]} and {others}")
 
 
-class _LoadPlanner(dcp.DefaultLoadPlanner):
+class _LoadPlanner(DefaultLoadPlanner):
     """Plans the reading of pieces from whichever chunks overlap them."""
 
     def __init__(self, pieces: list[Piece]):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._pieces = {piece.index: piece for piece in pieces}
+        self._pieces = by_index(pieces)
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -221,7 +231,7 @@ class _DigestingFiles(FileSystem):
             yield writer
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        os.rename(path, new_path)
+        Path(path).rename(new_path)
         self._renamed[Path(path)] = Path(new_path)
 
     def entries(self) -> list[FileEntry]:

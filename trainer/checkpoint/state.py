@@ -84,14 +84,15 @@ def rectangles(local_shape: Sequence[int], start: int, numel: int) -> list[Recta
     if start < 0 or numel < 0 or start + numel > total:
         raise ValueError(f"run [{start}, {start + numel}) is outside a tensor of {total} elements")
     blocks: list[Rectangle] = []
-    _cut((), tuple(local_shape), start, start + numel, -start, blocks)
+    _cut((), tuple(local_shape), (start, start + numel), -start, blocks)
     return blocks
 
 
 def _cut(
-    prefix: tuple[int, ...], shape: tuple[int, ...], begin: int, end: int, shift: int, blocks: list[Rectangle]
+    prefix: tuple[int, ...], shape: tuple[int, ...], run: tuple[int, int], shift: int, blocks: list[Rectangle]
 ) -> None:
-    """Append the rectangles of [begin, end) in the sub-tensor `shape` at index `prefix`; `shift` maps to the run."""
+    """Append the rectangles of elements `run` in the sub-tensor `shape` at index `prefix`; `shift` maps to the run."""
+    begin, end = run
     if begin == end:
         return
     ones = (1,) * len(prefix)
@@ -100,13 +101,17 @@ def _cut(
         return
     row, rest = math.prod(shape[1:]), shape[1:]
     first, last = -(-begin // row), end // row  # whole rows are [first, last)
-    if first > last:  # inside one row
-        _cut((*prefix, last), rest, begin - last * row, end - last * row, shift + last * row, blocks)
+
+    def cut_row(index: int, inner: tuple[int, int]) -> None:
+        _cut((*prefix, index), rest, inner, shift + index * row, blocks)
+
+    if first > last:
+        cut_row(last, (begin - last * row, end - last * row))
         return
     if begin < first * row:
-        _cut((*prefix, first - 1), rest, begin - (first - 1) * row, row, shift + (first - 1) * row, blocks)
+        cut_row(first - 1, (begin - (first - 1) * row, row))
     if first < last:
         offsets = (*prefix, first, *(0 for _ in rest))
         blocks.append(Rectangle(offsets, (*ones, last - first, *rest), first * row + shift))
     if end > last * row:
-        _cut((*prefix, last), rest, 0, end - last * row, shift + last * row, blocks)
+        cut_row(last, (0, end - last * row))

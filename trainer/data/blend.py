@@ -49,7 +49,8 @@ def parse_group(text: str) -> Group:
         fields = part.split()
         if len(fields) != 3:
             raise DataError(
-                f"data group {name.strip()}: {part.strip()!r} has {len(fields)} parts, expected 3: WEIGHT START:END PREFIX"
+                f"data group {name.strip()}: {part.strip()!r} has {len(fields)} parts,"
+                " expected 3: WEIGHT START:END PREFIX"
             )
         start, end = parse_range(fields[1])
         members.append(Member(_number(fields[0], f"weight of {fields[2]}"), fields[2], start, end))

@@ -7,7 +7,6 @@ Documents are ordered by their digest, so that every part of the file, and so ev
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import json
 import os
@@ -36,7 +35,7 @@ LEFT_OUT = re.compile(r"(^|/)(__pycache__|pydoc_data|site-packages|dist-packages
 
 @dataclass(frozen=True)
 class Document:
-    """One text, and where it comes from: `topics/NAME`, or a file's path below its library with `#docstrings`/`#code`."""
+    """One text, and where it comes from: `topics/NAME`, or a file of a library with `#docstrings` or `#code`."""
 
     text: str
     source: str
@@ -70,9 +69,9 @@ def library_files(library: Path, tests: bool) -> Iterator[str]:
     """Paths (relative, sorted) of the Python sources below a library; those of its tests, or all but those."""
     found = []
     for folder, names, files in os.walk(library):
-        below = os.path.relpath(folder, library)
-        names[:] = [name for name in names if not LEFT_OUT.search(os.path.join(below, name).removeprefix("./"))]
-        found += [os.path.normpath(os.path.join(below, file)) for file in files if file.endswith(".py")]
+        below = Path(folder).relative_to(library)
+        names[:] = [name for name in names if not LEFT_OUT.search((below / name).as_posix())]
+        found += [(below / file).as_posix() for file in files if file.endswith(".py")]
     for name in sorted(found):
         if not LEFT_OUT.search(name) and tests == bool(TEST_FOLDERS & set(Path(name).parts[:-1])):
             yield name
@@ -90,10 +89,12 @@ def cut_module(source: str) -> tuple[str, str]:
     docstrings = []
     for name, node in _documented(tree, ""):
         text = ast.get_docstring(node)
+        if not text:
+            continue
         expression = node.body[0]
         first = expression.lineno - 1
-        if not text or (lines[first] or "").lstrip()[:1] not in {'"', "'", "r", "R", "u", "U"}:
-            continue  # none, or it shares its line with code and stays there
+        if (lines[first] or "").lstrip()[:1] not in {'"', "'", "r", "R", "u", "U"}:
+            continue  # it shares its line with code and stays there
         docstrings.append(f"{name}\n\n{text}" if name else text)
         # Marked while walking, so that the count of lines stays right; dropped at the end.
         for number in range(first, expression.end_lineno):
@@ -112,7 +113,7 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def library_documents(library: Path, label: str, tests: bool, on_unreadable: Callable[[], None]) -> Iterator[Document]:
-    """Docstrings and code of every module of a library; files that cannot be read or parsed are counted and left out."""
+    """Docstrings and code of every module of a library; what cannot be read or parsed is counted and left out."""
     for name in library_files(library, tests):
         path = library / name
         try:
@@ -182,8 +183,8 @@ def build_corpus(
             break
     else:
         raise DataError(
-            f"this Python installation carries {gathered} bytes of text, {min_bytes} were asked; use --min-bytes {gathered}"
-            " or an installation with the standard library's sources"
+            f"this Python installation carries {gathered} bytes of text, {min_bytes} were asked; use"
+            f" --min-bytes {gathered} or an installation with the standard library's sources"
         )
     _write_lines(output, [chosen[digest] for digest in sorted(chosen)])
     report = CorpusReport(
@@ -205,18 +206,18 @@ def _origin(source: str) -> str:
 def _write_lines(output: Path, documents: list[Document]) -> None:
     with explain_os_errors("writing", output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        temporary = Path(name)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
                 for document in documents:
                     stream.write(json.dumps(vars(document), ensure_ascii=False) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.chmod(temporary, 0o664)
-            os.replace(temporary, output)
+            temporary.chmod(0o664)
+            temporary.replace(output)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
 
 

@@ -23,7 +23,7 @@ TOKEN_CHECK_PART = 16_384
 
 
 class SampleSource(Protocol):
-    """Samples by number. A sample is int64 [sequence_length + 1]: inputs are all but the last, labels all but the first."""
+    """Samples by number, int64 [sequence_length + 1]: inputs are all but the last token, labels all but the first."""
 
     sequence_length: int
 
@@ -132,7 +132,16 @@ def open_splits(
             weights = [weight for weight, _ in prefixes]
             tokens = [opened[str(prefix)] for _, prefix in prefixes]
             if samples > 0:
-                parts[name] = _plan(name, tokens, weights, ranges, samples, sequence_length, seed, cache_folder)
+                parts[name] = _plan(
+                    name,
+                    tokens,
+                    weights,
+                    ranges,
+                    samples=samples,
+                    sequence_length=sequence_length,
+                    seed=seed,
+                    cache_folder=cache_folder,
+                )
         if is_builder:
             _build(parts, opened, vocabulary_size)
     finally:
@@ -160,7 +169,14 @@ def open_groups(
             ranges = [member.documents(len(data)) for member, data in zip(group.members, tokens, strict=True)]
             weights = [member.weight for member in group.members]
             parts[group.name] = _plan(
-                group.name, tokens, weights, ranges, samples, sequence_length, seed, cache_folder
+                group.name,
+                tokens,
+                weights,
+                ranges,
+                samples=samples,
+                sequence_length=sequence_length,
+                seed=seed,
+                cache_folder=cache_folder,
             )
         if is_builder:
             _build(parts, opened, vocabulary_size)
@@ -187,8 +203,8 @@ def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
         for worst in (int(part.max()), int(part.min())):
             if not 0 <= worst < vocabulary_size:
                 raise DataError(
-                    f"{data.path} holds token {worst}, the vocabulary has {vocabulary_size} (0 to {vocabulary_size - 1}):"
-                    " the data was made with another tokenizer; prepare it again or set the vocabulary it was made with"
+                    f"{data.path} holds token {worst}, the vocabulary has {vocabulary_size}: the data was made with"
+                    " another tokenizer; prepare it again, or set the vocabulary that it was made with"
                 )
 
 
@@ -207,6 +223,7 @@ def _plan(
     tokens: Sequence[IndexedDataset],
     weights: Sequence[float],
     ranges: Sequence[range],
+    *,
     samples: int,
     sequence_length: int,
     seed: int,
@@ -235,7 +252,9 @@ def _plan(
     return parts
 
 
-def _build(groups: Mapping[str, list[_Part]], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:
+def _build(
+    groups: Mapping[str, list[_Part]], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None
+) -> None:
     if vocabulary_size is not None:
         for data in opened.values():
             check_token_numbers(data, vocabulary_size)
@@ -248,9 +267,7 @@ def _build(groups: Mapping[str, list[_Part]], opened: Mapping[str, IndexedDatase
 
 
 def _assemble(parts: Sequence[_Part], sequence_length: int, samples: int) -> SampleSource:
-    members = [
-        GPTDataset(part.tokens, part.cache.wait(part.key), sequence_length, part.key.samples) for part in parts
-    ]
+    members = [GPTDataset(part.tokens, part.cache.wait(part.key), sequence_length, part.key.samples) for part in parts]
     if len(members) == 1:
         return members[0]
     return BlendedDataset(members, [part.weight for part in parts], samples)

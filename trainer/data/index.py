@@ -127,6 +127,7 @@ def build_shuffle_index(first: int, total: int, random: np.random.RandomState) -
 def build_index_maps(
     sizes: IntArray,
     documents: range,
+    *,
     samples: int,
     sequence_length: int,
     seed: int,

@@ -103,10 +103,10 @@ class IndexMapsCache:
         maps = build_index_maps(
             sizes,
             range(key.first_document, key.end_document),
-            key.samples,
-            key.sequence_length,
-            key.seed,
-            key.last_epoch_share,
+            samples=key.samples,
+            sequence_length=key.sequence_length,
+            seed=key.seed,
+            last_epoch_share=key.last_epoch_share,
         )
         with explain_os_errors("writing index maps to", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -116,23 +116,24 @@ class IndexMapsCache:
             write_json(self.record_path(key), {"key": asdict(key), "files": files})
 
     def _write_part(self, path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=self.folder)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=self.folder)
+        temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 np.save(stream, array, allow_pickle=False)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.chmod(temporary, 0o664)
+            temporary.chmod(0o664)
             entry = {
-                "bytes": os.path.getsize(temporary),
-                "digest": file_digest(Path(temporary)),
+                "bytes": temporary.stat().st_size,
+                "digest": file_digest(temporary),
                 "shape": list(array.shape),
                 "dtype": str(array.dtype),
             }
-            os.replace(temporary, path)
+            temporary.replace(path)
             return entry
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def ensure(self, key: IndexMapsKey, sizes: npt.NDArray[Any]) -> bool:

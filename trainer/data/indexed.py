@@ -7,7 +7,6 @@ This is the layout that Megatron writes and reads, so data prepared by either ca
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +173,7 @@ def _truncated(path: Path, size: int, expected: int) -> DataError:
 
 def _dtypes(code: int, path: Path) -> tuple[np.dtype[Any], ...]:
     if code not in TYPE_CODES:
-        raise DataError(f"{path} has type code {code}, known are 1 to {max(TYPE_CODES)}; the file is damaged or foreign")
+        raise DataError(f"{path} has type code {code}, known are 1 to {max(TYPE_CODES)}; it is damaged or foreign")
     return TYPE_CODES[code]
 
 
@@ -210,12 +209,12 @@ def _read_old_index(path: Path, start: bytes, size: int) -> _Index:
     _check_version(version, path)
     dtypes = tuple(dtype for dtype in _dtypes(code, path) if dtype.itemsize == element)
     if not dtypes:
-        raise DataError(f"{path} says {element} bytes an element, which is not the size of type code {code}; it is damaged")
+        raise DataError(f"{path} says {element} bytes an element, not the size of type code {code}; it is damaged")
     expected = OLD_HEADER.size + 8 * (2 * (sequences + 1) + sizes + documents)
     if size != expected:
         raise _truncated(path, size, expected)
     if sizes != sequences:
-        raise DataError(f"{path} holds {sizes} dimensions for {sequences} items; only one-dimensional sequences are text")
+        raise DataError(f"{path} holds {sizes} dimensions for {sequences} items; only sequences of tokens can be read")
     at = OLD_HEADER.size + 8 * (sequences + 1)
     offsets = _array(path, "<i8", at, sequences + 1)
     at += 8 * (sequences + 1)
@@ -242,8 +241,8 @@ def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Pat
     end = (int(offsets[-1]) + int(sizes[-1]) * unit) * (dtype.itemsize // unit)
     if end != bin_bytes:
         raise DataError(
-            f"{path} describes {end} bytes of {dtype} tokens but {bin_file.name} has {bin_bytes}: one of them is truncated"
-            " or they are not a pair; copy both again or make the pair again"
+            f"{path} describes {end} bytes of {dtype} tokens but {bin_file.name} has {bin_bytes}: one of them is"
+            " truncated or they are not a pair; copy both again or make the pair again"
         )
     sequences = len(sizes)
     step = 1 if sequences <= FULL_CHECK_SEQUENCES else CHECK_BLOCK
@@ -258,10 +257,11 @@ def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Pat
     starts_fault = len(documents) < 2 or int(documents[0]) != 0 or int(documents[-1]) != sequences
     if starts_fault or (step == 1 and bool(np.any(np.diff(documents) < 0))):
         raise DataError(
-            f"{path} is damaged: its document starts do not ascend from 0 to its {sequences} sequences; make the pair again"
+            f"{path} is damaged: its document starts do not ascend from 0 to its {sequences} sequences;"
+            " make the pair again"
         )
 
 
 def pair_exists(prefix: Path | str) -> bool:
     """True when both files of a pair are there (which says nothing of what they hold)."""
-    return os.path.isfile(bin_path(prefix)) and os.path.isfile(idx_path(prefix))
+    return bin_path(prefix).is_file() and idx_path(prefix).is_file()

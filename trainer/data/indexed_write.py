@@ -92,10 +92,10 @@ class IndexedWriter:
         with explain_os_errors("publishing", self.prefix):
             self._stream.flush()
             os.fsync(self._stream.fileno())
-            os.chmod(self._partial_bin, 0o664)
+            self._partial_bin.chmod(0o664)
             idx_path(self.prefix).unlink(missing_ok=True)
-            os.replace(self._partial_bin, bin_path(self.prefix))
-            os.replace(self._partial_idx, idx_path(self.prefix))
+            self._partial_bin.replace(bin_path(self.prefix))
+            self._partial_idx.replace(idx_path(self.prefix))
             _sync_folder(self.prefix.parent)
             self._stream.close()
 
@@ -113,7 +113,7 @@ class IndexedWriter:
             stream.write(documents.astype("<i8", copy=False).tobytes())
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(self._partial_idx, 0o664)
+        self._partial_idx.chmod(0o664)
 
     def discard(self) -> None:
         """Take away what was written and not published."""
@@ -139,7 +139,7 @@ class IndexedWriter:
 
 
 def merge(prefixes: Sequence[Path | str], output: Path | str, on_bytes: Callable[[int], None] = lambda n: None) -> int:
-    """Join pairs, in the given order, into one; returns its tokens. All inputs are opened, so checked, before writing."""
+    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before any writing."""
     if not prefixes:
         raise DataError("nothing to merge: name at least one prefix")
     if Path(output) in {Path(prefix) for prefix in prefixes}:
@@ -167,7 +167,7 @@ def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between opening and locking, the other writer may have renamed this very file to its final name.
-        held = os.path.exists(path) and os.stat(path).st_ino == os.fstat(descriptor).st_ino
+        held = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
     except BlockingIOError:
         held = False
     if not held:

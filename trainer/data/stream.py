@@ -33,6 +33,7 @@ class SampleStream(Iterator[MicroBatch]):
         self,
         dataset: SampleSource,
         micro_batch_size: int,
+        *,
         dp_rank: int = 0,
         dp_size: int = 1,
         consumed_samples: int = 0,
@@ -102,7 +103,7 @@ class _Prefetcher:
         for consumed in positions:
             try:
                 item: MicroBatch | Exception = read(consumed)
-            except Exception as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
+            except Exception as error:  # handed to the caller's thread, which raises it
                 item = error
             while not self._stopped.is_set():
                 try:

@@ -94,6 +94,7 @@ def train_tokenizer(
     texts: Iterator[str],
     vocabulary_size: int,
     folder: str | Path,
+    *,
     extra_special_tokens: Sequence[str] = (),
     request: dict[str, Any] | None = None,
     on_learning: Callable[[], None] = lambda: None,

@@ -1,0 +1,52 @@
+"""The real Slurm that tests share: one small twin for the whole session, started when the first test asks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.twin import Twin, find_programs, search_path
+
+
+def require_slurm() -> None:
+    """Skip the test where Slurm is not installed; with TR11_REQUIRE_SLURM=1 fail instead."""
+    try:
+        find_programs(search_path(os.environ))
+    except TwinError as error:
+        if os.environ.get("TR11_REQUIRE_SLURM") == "1":
+            pytest.fail(f"TR11_REQUIRE_SLURM=1, but {error}")
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def twin_home() -> Iterator[Path]:
+    """A folder for twins with a short path, which other users may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="tr11-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def twin(twin_home: Path) -> Iterator[Twin]:
+    """A running Slurm of 6 nodes with 8 GPUs each (gpu_p5) and one node without (compil); use it, leave no job."""
+    require_slurm()
+    with Twin.up(TwinPlan(name="tests", nodes=6, gpus=8), twin_home) as running:
+        yield running
+
+
+@pytest.fixture
+def slurm(twin: Twin) -> Iterator[SlurmScheduler]:
+    """The scheduler edge to the shared twin; what a test leaves in the queue is cancelled."""
+    scheduler = SlurmScheduler(twin.environment)
+    yield scheduler
+    for job in scheduler.jobs():
+        if not job.state.is_final:
+            scheduler.cancel(job.raw_id if job.array_id is None else job.array_id)

@@ -1,0 +1,94 @@
+"""One run on the embedded scheduler: stopped and resumed, it equals the run that was never stopped."""
+
+import os
+import time
+
+import psutil
+import pytest
+
+from tests.end_to_end import Playground
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run with spaces")  # a path that a careless script would split
+    place = Playground(folder, {**os.environ, "TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "COLUMNS": "80"})
+    place.prepare()
+    yield place
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        assert not any(str(folder) in word for word in words), f"left running: {words}"
+
+
+def leave_at(iteration: int, directory: str) -> list[str]:
+    return ["--set", f"run.exit_interval={iteration}", "--set", f"run.directory={directory}"]
+
+
+def test_array_resume_kill_equals_one_uninterrupted_run(playground):
+    card = playground.card("tr11.toml", nodes=2, workers=2)
+    playground.tr11("launch", "--array", "1-2", "--scheduler", "local", "--run", card, *leave_at(6, "run"))
+    refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *leave_at(6, "run"), expect=1)
+    assert "--after" in refused.stderr + refused.stdout  # a second launch is refused, and the fix is named
+    playground.wait(lambda: len(playground.ends()) == 2, "two attempts")
+    assert [(end.reason, end.iteration, end.checkpoint_step) for end in playground.ends()] == [("exit-interval", 6, 6), ("exit-interval", 12, 12)]
+
+    playground.tr11("train", "--run", card, *leave_at(12, "straight"))
+    straight, parts = playground.steps("straight"), playground.steps()
+    assert [step["iteration"] for step in parts] == list(range(1, 13))
+    for field in ("lm_loss", "grad_norm", "learning_rate", "consumed_samples", "global_batch_size"):
+        assert [step[field] for step in parts] == [step[field] for step in straight], field  # bit for bit
+    assert straight[-1]["lm_loss"] < straight[0]["lm_loss"]
+    weights = {entry.path: entry.digest for entry in playground.manifest(12).files if entry.path.startswith(("weights", "optimizer"))}
+    other = {entry.path: entry.digest for entry in playground.manifest(12, "straight").files if entry.path.startswith(("weights", "optimizer"))}
+    assert {path: digest for path, digest in weights.items() if path.endswith(".distcp")} == {path: digest for path, digest in other.items() if path.endswith(".distcp")}
+
+
+def test_kill_stops_the_run_and_every_queued_task(playground):
+    card = playground.card("tr11.toml", nodes=2, workers=2)
+    directory = ["--set", "run.directory=killed"]
+    playground.tr11("launch", "--array", "1-3", "--scheduler", "local", "--run", card, *directory)
+    playground.wait(lambda: len(playground.steps("killed")) >= 7, "seven steps")
+    playground.tr11("kill", "--run", card, *directory, "--yes", "--wait", "--reason", "a test")
+    playground.wait(lambda: len(playground.ends("killed")) == 3, "three attempts")
+    first, *later = playground.ends("killed")
+    assert first.reason == "kill-switch"
+    assert first.checkpoint_step == first.iteration >= 7
+    assert playground.manifest(first.iteration, "killed") is not None
+    assert [end.reason for end in later] == ["kill-switch", "kill-switch"]
+    assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}  # nobody else trained
+    shown = playground.tr11("status", "--run", card, *directory).stdout
+    assert "stopped" in shown.lower()
+    refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *directory, expect=1)
+    assert "kill" in refused.stderr + refused.stdout
+    playground.tr11("kill", "--run", card, *directory, "--release")
+    assert not playground.paths("killed").root.joinpath("kill-switch").exists()
+
+
+def test_another_topology_resumes_and_another_model_is_refused(playground):
+    card = playground.card("tr11.toml", nodes=1, workers=1)
+    alone = ["--set", "parallel.tensor=1", "--set", "parallel.pipeline=1"]
+    playground.tr11("train", "--run", card, *leave_at(14, "run"), *alone)  # saved on 2 x 2, resumed on one process
+    resumed = [step for step in playground.steps() if step["iteration"] > 12]
+    assert [step["iteration"] for step in resumed] == [13, 14]
+    assert resumed[0]["lm_loss"] == pytest.approx(playground.steps()[11]["lm_loss"], abs=0.5)
+    refused = playground.tr11("train", "--run", card, *leave_at(16, "run"), *alone, "--set", "model.hidden_size=64", expect=None)
+    assert refused.returncode in (1, 2)
+    assert "hidden_size" in refused.stdout + refused.stderr
+
+
+def test_interrupting_a_foreground_training_saves(playground):
+    import signal
+    import subprocess
+
+    from tests.end_to_end import TR11
+
+    card = playground.card("tr11.toml", nodes=1, workers=2)
+    arguments = ["train", "--run", card, "--set", "run.directory=interrupted", "--set", "parallel.pipeline=1"]
+    child = subprocess.Popen([str(TR11), *arguments], cwd=playground.folder, env=dict(playground.environment), stdout=subprocess.DEVNULL)
+    playground.wait(lambda: len(playground.steps("interrupted")) >= 3, "three steps")
+    child.send_signal(signal.SIGINT)
+    child.wait(timeout=120)
+    (end,) = playground.ends("interrupted")
+    assert (end.reason, end.restart) == ("signal", True)
+    assert playground.manifest(end.iteration, "interrupted") is not None
+    time.sleep(0.1)

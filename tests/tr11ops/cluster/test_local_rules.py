@@ -1,0 +1,277 @@
+"""The embedded scheduler's pure decisions, over many random cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.cluster.local_environment import interpreter, output_path, submitted_environment
+from tr11ops.cluster.local_records import (
+    Dropped,
+    LocalSettings,
+    ProcessMark,
+    Submission,
+    TaskRecord,
+    WaitingTask,
+    compress_nodes,
+    find_job,
+    format_ranges,
+    simulated_nodes,
+    submission_jobs,
+)
+from tr11ops.cluster.local_rules import (
+    Verdict,
+    choose_nodes,
+    dependency_verdict,
+    parse_array,
+    parse_dependency,
+    parse_job_id,
+)
+
+NODES = simulated_nodes(6)
+FINAL = sorted(state for state in JobState if state.is_final)
+
+
+def batch(**changes: object) -> BatchRequest:
+    plain = BatchRequest("#!/bin/sh\n", "name", 1, 60, "%j", Path("/"))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def submission(job_id: int = 5, **changes: object) -> Submission:
+    plain = Submission(job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None")
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@st.composite
+def submissions(draw: st.DrawFn) -> Submission:
+    """An array whose tasks are waiting, running, ended or dropped, in any mixture."""
+    fates = draw(st.lists(st.sampled_from(["wait", "held", "out", "run", "end", "drop"]), min_size=1, max_size=12))
+    waiting, tasks, dropped = [], [], []
+    for index, fate in enumerate(fates):
+        if fate in {"wait", "held", "out"}:
+            waiting.append(WaitingTask(index, fate == "held", NODES[:2] if fate == "out" else ()))
+        elif fate == "drop":
+            dropped.append(Dropped((index,), 200.0 + index))
+        else:
+            mark = ProcessMark(7, "1", "boot")
+            record = TaskRecord(50 + index, index, (NODES[0],), 110.0, step=mark, batch=mark if index % 2 else None)
+            end = {"state": draw(st.sampled_from(FINAL)), "end_time": 120.0 + index, "exit_code": 0}
+            tasks.append(replace(record, **end) if fate == "end" else record)
+    return submission(
+        is_array=True,
+        throttle=draw(st.sampled_from([None, 1, 2])),
+        waiting=tuple(waiting),
+        tasks=tuple(tasks),
+        dropped=tuple(dropped),
+        array_bounds=(0, len(fates) - 1, 1, len(fates)),
+    )
+
+
+# ----------------------------------------------------------------------------- syntax
+@given(st.sets(st.integers(0, 3000), min_size=1, max_size=60), st.sampled_from([None, 1, 7]))
+def test_an_array_is_read_back_as_it_is_written(indices: set[int], throttle: int | None) -> None:
+    text = format_ranges(sorted(indices)) + (f"%{throttle}" if throttle else "")
+    array = parse_array(text)
+    assert array.indices == tuple(sorted(indices))
+    assert array.throttle == throttle
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 50))
+def test_an_array_with_a_step(low: int, length: int, step: int) -> None:
+    assert parse_array(f"{low}-{low + length}:{step}").indices == tuple(range(low, low + length + 1, step))
+
+
+@given(st.text(alphabet="0123456789-,:%_ x?+\n", max_size=12))
+def test_any_text_is_an_array_or_one_line_of_fault(text: str) -> None:
+    try:
+        indices = parse_array(text).indices
+    except SchedulerError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert indices == tuple(sorted(set(indices)))
+        assert indices
+
+
+@given(st.one_of(st.text(max_size=12), st.from_regex(r"\A(after|afterok|singleton)[:,?+0-9_]{0,9}\Z")))
+def test_any_text_is_a_dependency_or_one_line_of_fault(text: str) -> None:
+    try:
+        assert parse_dependency(text).terms
+    except SchedulerError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_dependencies_are_read() -> None:
+    dependency = parse_dependency("afterok:12:13_4,after:9+5")
+    assert [(term.kind, term.job_id, term.task_id, term.delay_seconds) for term in dependency.terms] == [
+        ("afterok", 12, None, 0),
+        ("afterok", 13, 4, 0),
+        ("after", 9, None, 300),
+    ]
+    assert not dependency.any_one
+    assert parse_dependency("afterok:1?afternotok:2").any_one
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1_", "_1", "1_2_3", "1 ", "²", "12345678901234567890"])
+def test_what_is_no_job_id(text: str) -> None:
+    with pytest.raises(SchedulerError):
+        parse_job_id(text)
+
+
+# ----------------------------------------------------------------------------- records
+@given(submissions())
+def test_a_submission_survives_its_file(one: Submission) -> None:
+    import json
+
+    assert Submission.from_json(json.loads(json.dumps(one.to_json()))) == replace(
+        one, request=replace(one.request, script="", environment={})
+    )
+
+
+@given(submissions())
+def test_every_task_is_in_exactly_one_job(one: Submission) -> None:
+    jobs = submission_jobs(one)
+    count = one.array_bounds[3]
+    pending = [task for job in jobs for task in job.pending_tasks]
+    started = [job.task_id for job in jobs if not job.pending_tasks and job.state is not JobState.CANCELLED]
+    assert len(pending) == len(set(pending)) == len(one.waiting)
+    assert not set(pending) & set(started)
+    for index in range(count):
+        job = find_job(one, index)
+        assert job is not None
+        assert (job.job_id, job.task_id, job.array_id) == (f"5_{index}", index, "5")
+    assert find_job(one, count) is None
+    whole = find_job(one, None)
+    assert whole is not None
+    assert (whole.state is JobState.PENDING) == bool(one.waiting)
+
+
+@given(st.lists(st.sampled_from(["a", "b-", "c0"]), min_size=1, max_size=3, unique=True), st.sets(st.integers(1, 30)))
+def test_node_names_are_compressed_without_loss(stems: list[str], numbers: set[int]) -> None:
+    names = [f"{stem}{number}" for stem in stems for number in sorted(numbers)] + ["login", "x07"]
+    text = compress_nodes(names)
+    found: list[str] = []
+    for part in [*text.replace("]", "").replace("[", "|").split(",")]:
+        stem, bar, digits = part.partition("|")
+        if bar:
+            open_stem = stem
+            part = digits  # noqa: PLW2901
+        if bar or (found and part[0].isdigit()):
+            low, _, high = part.partition("-")
+            found += [f"{open_stem}{number}" for number in range(int(low), int(high or low) + 1)]
+        else:
+            found.append(part)
+    assert sorted(found) == sorted(names)
+
+
+# ----------------------------------------------------------------------------- decisions
+@given(submissions(), st.booleans())
+def test_dependencies_follow_from_how_tasks_ended(target: Submission, whole: bool) -> None:
+    states = [task.state for task in target.tasks] + [JobState.CANCELLED for _ in target.dropped]
+    over = not target.waiting and all(state.is_final for state in states)
+    succeeded = over and set(states) == {JobState.COMPLETED}
+
+    def verdict(kind: str, found: Submission | None) -> Verdict:
+        dependency = parse_dependency(f"{kind}:3")
+        return dependency_verdict(dependency, submission(), lambda _: found, (), 1000.0)
+
+    assert (verdict("afterany", target) is Verdict.MET) == over
+    assert (verdict("afterok", target) is Verdict.MET) == succeeded
+    assert (verdict("afternotok", target) is Verdict.MET) == (over and not succeeded)
+    assert (verdict("afterok", target) is Verdict.NEVER) == (over and not succeeded)
+    assert (verdict("afternotok", target) is Verdict.NEVER) == succeeded
+    assert (verdict("after", target) is Verdict.MET) == (not target.waiting)
+    assert verdict("afterany", None) is Verdict.MET
+    assert verdict("afterok", None) is Verdict.NEVER
+
+
+def test_all_or_any_of_several_conditions() -> None:
+    ended = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0, JobState.COMPLETED, end_time=2.0),))
+    running = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0),))
+    known = {1: ended, 2: running}
+
+    def verdict(text: str, now: float = 10.0) -> Verdict:
+        return dependency_verdict(parse_dependency(text), submission(), known.get, (), now)
+
+    assert verdict("afterok:1,afterok:2") is Verdict.WAIT
+    assert verdict("afterok:1?afterok:2") is Verdict.MET
+    assert verdict("afternotok:1,afterok:2") is Verdict.NEVER
+    assert verdict("afternotok:1?afterok:2") is Verdict.WAIT
+    assert verdict("afternotok:1?afternotok:1") is Verdict.NEVER
+    assert verdict("after:2+1") is Verdict.WAIT
+    assert verdict("after:2+1", 61.0) is Verdict.MET
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sets(st.sampled_from(NODES), max_size=3), st.booleans()), max_size=4),
+    st.sets(st.sampled_from(NODES), max_size=4),
+    st.integers(1, 6),
+)
+def test_nodes_are_chosen_free_allowed_and_in_turn(
+    others: list[tuple[int, set[str], bool]], excluded: set[str], wanted: int
+) -> None:
+    peers = [
+        submission(
+            job_id + 10 * number,
+            waiting=(WaitingTask(None),) if waits else (),
+            reason="Resources" if waits else "",
+            tasks=(TaskRecord(1, None, tuple(busy), 1.0),),
+        )
+        for number, (job_id, busy, waits) in enumerate(others)
+    ]
+    us = submission(20, request=batch(nodes=wanted))
+    settings = LocalSettings(nodes=NODES)
+    chosen, reason = choose_nodes(us, WaitingTask(None, excluded=tuple(excluded)), peers, settings)
+    busy = {node for _, nodes, _ in others for node in nodes}
+    free = set(NODES) - busy - excluded
+    earlier_waits = any(peer.job_id < 20 and peer.waiting for peer in peers)
+    if chosen:
+        assert len(chosen) == len(set(chosen)) == wanted
+        assert set(chosen) <= free
+        assert not earlier_waits
+    elif len(free) < wanted:
+        assert reason == "Resources"
+    else:
+        assert (reason, earlier_waits) == ("Priority", True)
+
+
+# ----------------------------------------------------------------------------- what a task is started with
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("%x-%j.out", "name-57.out"),
+        ("%A_%a.log", "5_7.log"),
+        ("%3a/%6j", "007/000057"),
+        ("100%%", "100%"),
+        ("%u@%N %q %", "me@local-node1 %q %"),
+        ("/tmp/%x", "/tmp/name"),
+        ("%12", "%12"),
+    ],
+)
+def test_output_patterns(pattern: str, expected: str) -> None:
+    array = submission(is_array=True, request=batch(output=pattern))
+    assert output_path(array, TaskRecord(57, 7, NODES[:1], 1.0)) == Path("/") / expected
+
+
+@pytest.mark.parametrize(
+    ("first", "command"),
+    [
+        ("#!/bin/bash", ["/bin/bash"]),
+        ("#! /usr/bin/env -S python3 -u  ", ["/usr/bin/env", "-S python3 -u"]),
+        ("#!", ["/bin/sh"]),
+    ],
+)
+def test_the_interpreter_is_the_first_lines(tmp_path: Path, first: str, command: list[str]) -> None:
+    script = tmp_path / "script"
+    script.write_text(first + "\necho\n")
+    assert interpreter(script) == [*command, str(script)]
+
+
+def test_a_job_does_not_inherit_the_job_that_submits_it() -> None:
+    outer = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SBATCH_ACCOUNT": "a", "SLURM_CONF": "/c", "WORD": "old"}
+    inner = submitted_environment(batch(environment={"WORD": "new"}), outer)
+    assert inner == {"PATH": "/bin", "SLURM_CONF": "/c", "WORD": "new"}

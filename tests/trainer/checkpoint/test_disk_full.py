@@ -1,0 +1,89 @@
+"""A disk that fills up on one rank, or on all: every rank hears it, and what was there before is intact."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.checkpoint import world
+from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
+from trainer.checkpoint import store
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.store import CheckpointInfo, Extras
+
+MODEL = Model(layers=2, hidden=64, vocabulary=64)
+SHAPE = Shape(tensor=2, data=2)
+INFO = CheckpointInfo(SHAPE.topology, {})
+
+
+def extras(step: int) -> Extras:
+    return Extras({"consumed_samples": step, "consumed_tokens": step})
+
+
+def limited_save(rank: int, folder: Path) -> str:
+    """Save once; then again while rank 2 may not write files of more than 8 KiB; then once more without the limit."""
+    store.save(folder, 1, state(MODEL, SHAPE, rank, 1), extras(1), INFO)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    with pytest.raises(CheckpointError) as caught:
+        store.save(folder, 2, state(MODEL, SHAPE, rank, 2), extras(2), INFO)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    if rank == 0:
+        assert sorted(path.name for path in folder.iterdir()) == ["global_step1", "latest"]
+    found = state(MODEL, SHAPE, rank, None)
+    assert store.find_resumable(folder, "digests", True, print) == 1
+    store.load(folder, 1, found, INFO)
+    assert differences(found, state(MODEL, SHAPE, rank, 1)) == []
+    store.save(folder, 3, state(MODEL, SHAPE, rank, 3), extras(3), INFO)
+    assert store.find_resumable(folder, "digests", True, print) == 3
+    return str(caught.value)
+
+
+def test_one_rank_cannot_write(tmp_path: Path) -> None:
+    messages = world.run(SHAPE.world, limited_save, tmp_path)
+    assert len(set(messages)) == 1
+    assert "checkpoint of step 2 was not saved in" in messages[0]
+    assert re.search(r": rank 2 on \S+: File too large: .*/__2_0.distcp", messages[0])
+    assert "\n" not in messages[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tr11-test", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(rank: int, folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        for step in range(1, 100):
+            store.save(folder, step, state(MODEL, SHAPE, rank, step), extras(step), INFO)
+    assert step > 1
+    assert store.find_resumable(folder, "digests", True, print) == step - 1
+    found = state(MODEL, SHAPE, rank, None)
+    store.load(folder, step - 1, found, INFO)
+    assert differences(found, state(MODEL, SHAPE, rank, step - 1)) == []
+    return str(caught.value)
+
+
+def test_the_disk_is_full(small_disk: Path) -> None:
+    folder = small_disk / "checkpoints" / "main"
+    messages = world.run(SHAPE.world, fill, folder)
+    assert len(set(messages)) == 1
+    assert re.search(r"not saved in .*: rank \d on \S+: No space left on device", messages[0])
+    assert not list(folder.glob(".global*"))
+    shutil.rmtree(folder)

@@ -1,0 +1,134 @@
+"""Killed at any moment, a run keeps its old checkpoint or has the whole new one, never a mixture."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.checkpoint import world
+from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
+from trainer.checkpoint import store
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.contract import checkpoint_steps
+
+MODEL = Model(layers=2, hidden=8, vocabulary=8)
+SHAPE = Shape(tensor=2, data=2)
+
+
+def info(shape: Shape) -> CheckpointInfo:
+    return CheckpointInfo(shape.topology, {"model.layers": MODEL.layers})
+
+
+def save(folder: Path, shape: Shape, rank: int, step: int, content: int) -> None:
+    """Save as `step` the state whose values are those of `content`."""
+    cursor = {"content": content, "consumed_samples": content, "consumed_tokens": content}
+    store.save(folder, step, state(MODEL, shape, rank, content), Extras(cursor), info(shape))
+
+
+def survivor(folder: Path) -> tuple[int, int] | None:
+    """The step found and the content that all of it has; fails on a mixture. None when there is no checkpoint."""
+    step = store.find_resumable(folder, "digests", False, lambda line: None)
+    if step is None:
+        return None
+    found = state(MODEL, Shape(), 0, None)
+    loaded = store.load(folder, step, found, info(Shape()))
+    content = int(loaded.cursor["content"])
+    assert differences(found, state(MODEL, Shape(), 0, content)) == []
+    assert loaded.optimizer_step == 1000 + content
+    return step, content
+
+
+def killed_at(event_number: int, folder: Path, step: int, content: int) -> bool:
+    """In a forked child, save, and kill -9 it at the n-th thing that it does to the file system. True if it got there."""
+    child = os.fork()
+    if child == 0:
+        counter = itertools.count()
+
+        def hook(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                named = [str(argument) for argument in arguments if isinstance(argument, str | Path)]
+                inside = any(str(folder) in name for name in named)
+                if inside and next(counter) == event_number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        save(folder, Shape(), 0, step, content)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.waitstatus_to_exitcode(status) == 0
+    return False
+
+
+def kill_everywhere(rank: int, root: Path, old: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[int, int] | None]:
+    """Kill a save of `new` at each of its file-system operations in turn; what was found after each."""
+    base = root / "base"
+    base.mkdir()
+    for step, content in old:
+        save(base, Shape(), 0, step, content)
+    found = []
+    for number in itertools.count():
+        folder = root / f"try{number}"
+        shutil.copytree(base, folder)
+        killed = killed_at(number, folder, *new)
+        found.append(survivor(folder))
+        save(folder, Shape(), 0, 9, 9)  # the next save works, and cleans up
+        names = {f"global_step{step}" for step in checkpoint_steps(folder)} | {"latest"}
+        assert {path.name for path in folder.iterdir()} == names
+        shutil.rmtree(folder)
+        if not killed:
+            return found
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))],
+    ids=["first", "next", "over-the-same-step"],
+)
+def test_killed_at_every_file_operation(tmp_path: Path, old: list[tuple[int, int]], new: tuple[int, int]) -> None:
+    [found] = world.run(1, kill_everywhere, tmp_path, old, new)
+    before = old[-1] if old else None
+    assert set(found) == {before, new}
+    assert found == sorted(found, key=lambda value: value == new), "once visible, the new one stays"
+    assert len(found) > 20
+
+
+def save_forever(rank: int, folder: Path, first: int) -> None:
+    for step in itertools.count(first):
+        save(folder, SHAPE, rank, step, step)
+
+
+def test_four_ranks_killed_at_random_moments(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    reached, moments = 0, set()
+    for _ in range(20):
+        processes, _receivers = world.start(SHAPE.world, save_forever, tmp_path, reached + 1)
+        while not any(tmp_path.glob(".global_step*")) and all(process.is_alive() for process in processes):
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.25))
+        for process in chance.sample(processes, len(processes)):
+            process.kill()
+            time.sleep(chance.choice([0, 0, 0.03]))
+        world.stop(processes)
+        moments.add(tuple(sorted(path.name.split("-")[0] for path in tmp_path.glob(".global_step*"))))
+        found = survivor(tmp_path)
+        if found is None:
+            assert reached == 0
+        else:
+            assert found[0] == found[1] >= reached
+            reached = found[0]
+        for step in checkpoint_steps(tmp_path)[:-2]:
+            shutil.rmtree(tmp_path / f"global_step{step}")
+    assert reached > 20
+    assert len(moments) > 3, "the kills fell at different points of a save"

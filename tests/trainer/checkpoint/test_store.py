@@ -1,0 +1,215 @@
+"""Saving on one topology and loading on another; what a checkpoint holds; what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer.checkpoint import world
+from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
+from trainer.checkpoint import randomness, store
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.contract import Manifest, manifest_faults, read_latest
+
+MODEL = Model()
+
+
+def info(shape: Shape, model: Model = MODEL) -> CheckpointInfo:
+    facts = {"model.layers": model.layers, "model.hidden_size": model.hidden}
+    return CheckpointInfo(shape.topology, facts, run_card_hash="abc", versions={"torch": torch.__version__}, job_id="7")
+
+
+def extras(step: int, rank: int = 0) -> Extras:
+    torch.manual_seed(100 * step + rank)
+    return Extras({"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 64 * step}, randomness.capture())
+
+
+def save_rank(rank: int, folder: Path, shape: Shape, step: int) -> int:
+    return store.save(folder, step, state(MODEL, shape, rank, step), extras(step, rank), info(shape)).bytes
+
+
+def load_rank(
+    rank: int, folder: Path, shape: Shape, step: int, group: dist.ProcessGroup | None = None
+) -> tuple[list[str], int, bool, tuple[str, ...]]:
+    empty = state(MODEL, shape, rank, None)
+    loaded = store.load(folder, step, empty, info(shape), group=group)
+    assert loaded.cursor["iteration"] == step
+    if loaded.rng is not None:
+        torch.manual_seed(0)
+        randomness.restore(loaded.rng)
+        drawn = torch.rand(4)
+        torch.manual_seed(100 * step + rank)
+        assert torch.equal(drawn, torch.rand(4))
+    wanted = state(MODEL, shape, rank, step)
+    return differences(empty, wanted), loaded.optimizer_step, loaded.rng is not None, loaded.remarks
+
+
+SHAPES = [
+    Shape(), Shape(tensor=2), Shape(data=2), Shape(pipeline=2), Shape(data=3), Shape(tensor=2, data=2),
+    Shape(tensor=4), Shape(tensor=2, pipeline=2), Shape(pipeline=4), Shape(data=4),
+]
+
+
+def save_one_load_all(rank: int, folder: Path, saved: Shape) -> None:
+    """Four ranks: the first ones save as `saved`, then each shape's ranks load, in a group of its own."""
+    group = dist.new_group(list(range(saved.world)))
+    if rank < saved.world:
+        state_ = state(MODEL, saved, rank, 5)
+        store.save(folder, 5, state_, extras(5, rank), info(saved), group=group)
+    dist.barrier()
+    for shape in SHAPES:
+        group = dist.new_group(list(range(shape.world)))
+        if rank < shape.world:
+            different, step, restored, remarks = load_rank(rank, folder, shape, 5, group)
+            assert (different, step) == ([], 1005), shape
+            assert restored == (shape == saved), shape
+            assert bool(remarks) == (shape != saved), shape
+
+
+@pytest.mark.parametrize("saved", SHAPES, ids=lambda shape: f"t{shape.tensor}p{shape.pipeline}d{shape.data}")
+def test_every_topology_loads_what_another_saved(tmp_path: Path, saved: Shape) -> None:
+    world.run(4, save_one_load_all, tmp_path, saved)
+
+
+def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
+    """Save on eight ranks, then on the same ranks load and save over it."""
+    save_rank(rank, folder, shape, 1)
+    save_rank(rank, folder, shape, 2)
+    assert load_rank(rank, folder, shape, 1)[0] == []
+    assert load_rank(rank, folder, shape, 2)[:3] == ([], 1002, True)
+
+
+def test_eight_ranks_save_twice(tmp_path: Path) -> None:
+    shape = Shape(tensor=2, pipeline=2, data=2)
+    world.run(shape.world, save_and_check, tmp_path, shape)
+    manifest = Manifest.read(tmp_path / "global_step2")
+    assert manifest is not None
+    assert manifest_faults(tmp_path / "global_step2", manifest, read_digests=True) == []
+    assert read_latest(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "global_step2", "latest"]
+    for path in (tmp_path / "global_step2").rglob("*"):
+        assert path.stat().st_mode & 0o020, f"{path} is not group-writable"
+
+
+def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
+    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    manifest = Manifest.read(result.folder)
+    assert manifest is not None
+    on_disk = {str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()}
+    assert {entry.path for entry in manifest.files} == on_disk - {"manifest.json"}
+    assert {"cursor.json", "rng/rank_0.pt", "weights/.metadata", "optimizer/.metadata"} <= on_disk
+    assert result.bytes == manifest.total_bytes == sum((result.folder / name).stat().st_size for name in on_disk - {"manifest.json"})
+    assert (manifest.step, manifest.consumed_samples, manifest.consumed_tokens) == (3, 24, 192)
+    assert (manifest.topology, manifest.job_id, manifest.run_card_hash) == (Shape().topology, "7", "abc")
+    assert json.loads((result.folder / "cursor.json").read_text()) == {
+        "step": 3, "iteration": 3, "consumed_samples": 24, "consumed_tokens": 192,
+    }
+
+
+def test_torchs_own_tool_reads_the_weights(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    dcp_to_torch_save(result.folder / "weights", tmp_path / "weights.pt")
+    plain = torch.load(tmp_path / "weights.pt", weights_only=True)
+    for item in state(MODEL, Shape(), 0, 3).weights:
+        assert torch.equal(plain[item.name], item.tensor)
+
+
+def test_weights_alone_are_enough_for_evaluation(tmp_path: Path) -> None:
+    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    for path in sorted((result.folder / "optimizer").iterdir()):
+        path.write_bytes(b"x" * path.stat().st_size)
+    empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
+    store.load(tmp_path, 3, empty, info(Shape()), weights_only=True)
+    wanted = state(MODEL, Shape(), 0, 3)
+    assert all(torch.equal(mine.tensor, theirs.tensor.float()) for mine, theirs in zip(empty.weights, wanted.weights, strict=True))
+
+
+def test_a_save_over_the_same_step_replaces_it(tmp_path: Path) -> None:
+    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    (tmp_path / ".global_step9.partial-dead").mkdir()
+    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
+    empty = state(MODEL, Shape(), 0, None)
+    assert store.load(tmp_path, 3, empty, info(Shape())).cursor["iteration"] == 4
+    assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "said"),
+    [
+        (Model(layers=6), True, "model.layers is 4 in the checkpoint and 6 in the run card; set model.layers = 4"),
+        (Model(layers=6), False, "its weights lack layer.4.norm.weight"),
+        (Model(layers=2), False, "its weights hold layer.2.norm.weight (and 7 more), which this run's model lacks"),
+        (Model(vocabulary=24), False, "embedding.weight has shape (20, 12) in the checkpoint and (24, 12) in this run"),
+        (Model(hidden=16), False, "embedding.weight has shape (20, 12) in the checkpoint and (20, 16) in this run"),
+    ],
+)
+def test_another_model_is_refused_before_anything_is_loaded(tmp_path: Path, model: Model, facts: bool, said: str) -> None:
+    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    empty = state(model, Shape(), 0, None)
+    with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
+        store.load(tmp_path, 3, empty, info(Shape(), model if facts else MODEL))
+    assert "\n" not in str(caught.value)
+    assert all(item.tensor.isnan().all() for item in empty.weights)
+    assert all(run.isnan().all() for item in empty.fragments for run in item.tensors.values())
+
+
+def test_another_precision_is_refused(tmp_path: Path) -> None:
+    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
+    with pytest.raises(CheckpointError, match=r'is bf16 in the checkpoint and fp32 in this run; .*set precision\.dtype = "bf16"'):
+        store.load(tmp_path, 3, empty, info(Shape()))
+    assert all(item.tensor.isnan().all() for item in empty.weights)
+
+
+def refused_on_one_rank(rank: int, folder: Path, shape: Shape) -> str:
+    """Rank 1 alone wants another vocabulary: all must hear of it, and none may load."""
+    save_rank(rank, folder, shape, 1)
+    empty = state(Model(vocabulary=24) if rank == 1 else MODEL, shape, rank, None)
+    with pytest.raises(CheckpointError) as caught:
+        store.load(folder, 1, empty, info(shape))
+    assert all(item.tensor.isnan().all() for item in empty.weights)
+    return str(caught.value)
+
+
+def test_one_ranks_refusal_is_everyones(tmp_path: Path) -> None:
+    shape = Shape(tensor=2, data=2)
+    messages = world.run(4, refused_on_one_rank, tmp_path, shape)
+    assert len(set(messages)) == 1
+    assert re.search(r"rank 1 on \S+: it is of another model", messages[0])
+
+
+def misfit_rank(rank: int, folder: Path) -> str:
+    """Two ranks, each of which believes that it is the whole world of another size."""
+    with pytest.raises(CheckpointError) as caught:
+        store.save(folder, 1, state(MODEL, Shape(tensor=4), rank, 1), extras(1), info(Shape(tensor=4)))
+    return str(caught.value)
+
+
+def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
+    messages = world.run(2, misfit_rank, tmp_path)
+    assert len(set(messages)) == 1
+    assert "embedding.weight" in messages[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_may_hold_nothing_but_padding(tmp_path: Path) -> None:
+    shape, small = Shape(data=4), Model(layers=0, hidden=4, vocabulary=2)
+    assert world.run(4, save_small, tmp_path, small, shape) == [1, 1, 0, 0]
+    empty = state(small, Shape(), 0, None)
+    store.load(tmp_path, 1, empty, info(Shape(), small))
+    assert differences(empty, state(small, Shape(), 0, 1)) == []
+
+
+def save_small(rank: int, folder: Path, model: Model, shape: Shape) -> int:
+    mine = state(model, shape, rank, 1)
+    store.save(folder, 1, mine, extras(1, rank), info(shape, model))
+    return len(mine.fragments)

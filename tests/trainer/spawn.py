@@ -1,0 +1,181 @@
+"""Run a function on N ranks, quickly and cleanly.
+
+    from spawn import run_ranks
+
+    def job(factor: int) -> int:                 # at module level, so that workers can import it
+        return factor * torch.distributed.get_rank()
+
+    def test_ranks() -> None:
+        assert run_ranks(job, 4, 10) == [0, 10, 20, 30]
+
+`run_ranks(function, world_size, *arguments)` returns what `function(*arguments)` returned on each rank, in the order
+of ranks. Arguments and results travel by pickle; tensors are copied. Workers come from one fork server that has imported torch and
+DeepSpeed already, so eight of them start in a few seconds. Before the function is called the gloo process group is up
+(`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the others are
+killed and RanksFailed carries that rank's traceback; when the deadline passes, every stuck rank's stack. Workers are
+killed by their exact process ids, and whatever they left in /dev/shm is removed.
+
+`launch=False` sets the environment of `torchrun` but leaves the process group to the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import glob
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["torch._dynamo", "deepspeed.runtime.zero.muon.original_muon", "torch.distributed.checkpoint", "trainer.engine"]
+GRACE_SECONDS = 3.0
+
+
+class RanksFailed(AssertionError):
+    """A rank raised, died or hung; the text holds each rank's traceback or stack."""
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 300.0, launch: bool = True
+) -> list[Any]:
+    """Call `function(*arguments)` on `world_size` ranks; see the module's text. Raises RanksFailed."""
+    context = _context()
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        ends: list[Connection] = []
+        workers = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            stacks = str(Path(folder) / f"stacks-{rank}")
+            job = pickle.dumps((function, arguments))
+            worker = context.Process(target=_work, args=(job, rank, world_size, port, theirs, stacks, launch), daemon=True)
+            worker.start()
+            theirs.close()
+            ends.append(ours)
+            workers.append(worker)
+        try:
+            return _collect(ends, workers, time.monotonic() + timeout, Path(folder))
+        finally:
+            for worker in workers:
+                if worker.is_alive() and worker.pid is not None:
+                    os.kill(worker.pid, signal.SIGKILL)
+                worker.join()
+            for end in ends:
+                end.close()
+            _sweep([worker.pid for worker in workers if worker.pid is not None])
+
+
+def _collect(ends: list[Connection], workers: list[Any], deadline: float, folder: Path) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    waiting = dict(zip(ends, range(len(ends)), strict=True))
+    while waiting:
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for end in ready:
+            rank = waiting.pop(end)  # type: ignore[index]
+            try:
+                good, value = pickle.loads(end.recv_bytes())  # type: ignore[union-attr]
+            except EOFError:
+                workers[rank].join(GRACE_SECONDS)
+                good, value = False, f"died without a word, exit code {workers[rank].exitcode}"
+            (results if good else failures)[rank] = value
+            if failures:
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    if waiting:
+        failures.update(_stacks([(rank, workers[rank]) for rank in waiting.values()], folder))
+    if failures:
+        raise RanksFailed("\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items())))
+    for worker in workers:
+        worker.join(GRACE_SECONDS * 10)
+    bad = {rank: worker.exitcode for rank, worker in enumerate(workers) if worker.exitcode != 0}
+    if bad:
+        raise RanksFailed(f"ranks did not exit cleanly (rank: exit code): {bad}")
+    return [results[rank] for rank in range(len(workers))]
+
+
+def _stacks(stuck: list[tuple[int, Any]], folder: Path) -> dict[int, str]:
+    for _, worker in stuck:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    texts = {}
+    for rank, _ in stuck:
+        path = folder / f"stacks-{rank}"
+        texts[rank] = "did not finish in time\n" + (path.read_text() if path.exists() else "(no stack)")
+    return texts
+
+
+def _work(
+    job: bytes, rank: int, world_size: int, port: int, end: Connection, stacks: str, launch: bool
+) -> None:
+    """Body of one worker."""
+    with open(stacks, "w") as stream:
+        faulthandler.register(signal.SIGUSR1, file=stream)
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        )  # fmt: skip
+        import torch
+        import torch.distributed
+
+        from trainer.engine import init_distributed
+
+        torch.set_num_threads(1)
+        try:
+            function, arguments = pickle.loads(job)
+            if launch:
+                init_distributed(torch.device("cpu"), timeout_seconds=600.0)
+            try:
+                answer = (True, function(*arguments))
+            finally:
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
+            text = pickle.dumps(answer)
+        except BaseException:
+            text = pickle.dumps((False, traceback.format_exc()))
+        end.send_bytes(text)
+        end.close()
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def _context() -> Any:
+    """The fork server; one thread per worker, because the tests share few cores."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+    return context
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _sweep(pids: list[int]) -> None:
+    """Remove shared-memory files named after our workers' process ids."""
+    for pid in pids:
+        for path in glob.glob(f"/dev/shm/*_{pid}_*"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

@@ -1,0 +1,208 @@
+"""The engine's state: resume on the same and on another topology, skipped steps, dropout, guards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from cases import CPU, Logical, Piece, assemble, batches, copy_state, fill, tiny
+from spawn import RanksFailed, run_ranks
+
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.mesh import Mesh
+from trainer.model.random import seed_step, tensor_region
+
+SIZE = 16
+
+
+def train_from(config: TrainerConfig, first: int, last: int, tensors: Logical | None) -> tuple[list[float], list[Piece]]:
+    """Steps [first, last) from whole tensors (None: from the start); losses, and the state afterwards."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    if tensors is not None:
+        fill(engine, tensors, first)
+    losses = []
+    for step in range(first, last):
+        engine.set_learning_rate(1e-3 * (step + 1))
+        losses.append(engine.train_step(batches(config, mesh, step, SIZE), SIZE, step).loss)
+    assert engine.sharded_state().optimizer_step == last
+    assert engine.disagreeing_parameters() == []
+    pieces = copy_state(engine)
+    engine.close()
+    return losses, pieces
+
+
+def run(topology: tuple[int, int, int], first: int, last: int, tensors: Logical | None, **model: Any) -> tuple[list[float], Logical]:
+    pipeline, tensor, data = topology
+    ranks = run_ranks(train_from, pipeline * tensor * data, tiny(pipeline, tensor, **model), first, last, tensors)
+    assert all(losses == ranks[0][0] for losses, _ in ranks)
+    return ranks[0][0], assemble([pieces for _, pieces in ranks])
+
+
+def equal(one: Logical, other: Logical) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name][kind], other[name][kind]) for name in one for kind in one[name])
+
+
+@pytest.mark.parametrize(("topology", "dtype"), [((2, 1, 2), "fp32"), ((2, 2, 1), "bf16"), ((1, 1, 1), "bf16")], ids=str)
+def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], dtype: str) -> None:
+    """With dropout on: its masks are a function of the step, so nothing else needs saving."""
+    options = {"dtype": dtype, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    straight, final = run(topology, 0, 8, None, **options)
+    first, half = run(topology, 0, 4, None, **options)
+    second, resumed = run(topology, 4, 8, half, **options)
+    assert first + second == straight
+    assert equal(resumed, final)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [((2, 1, 2), (1, 2, 2)), ((1, 2, 2), (2, 1, 1))], ids=str)
+def test_resume_on_another_topology(saved: tuple[int, int, int], loaded: tuple[int, int, int]) -> None:
+    straight, _ = run((1, 1, 1), 0, 8, None)
+    first, half = run(saved, 0, 4, None)
+    second, _ = run(loaded, 4, 8, half)
+    assert max(abs(left - right) for left, right in zip(first + second, straight, strict=True)) <= 2e-6
+
+
+def test_start_does_not_depend_on_topology() -> None:
+    _, alone = run((1, 1, 1), 0, 0, None)
+    _, cut = run((2, 2, 2), 0, 0, None)
+    assert equal(alone, cut)
+    assert set(alone) >= {"embedding.word.weight", "embedding.norm.bias", "blocks.1.mlp.down.weight", "final_norm.weight"}
+    assert alone["blocks.0.attention.dense.bias"]["weight"].eq(0).all()
+    assert abs(alone["embedding.word.weight"]["weight"].std().item() - 0.05) < 0.003
+    assert abs(alone["blocks.0.mlp.down.weight"]["weight"].std().item() - 0.05 / 2.0) < 0.002
+
+
+def poisoned(config: TrainerConfig) -> list[Any]:
+    """Three steps; in the second a weight of stage 0 makes the loss NaN for this step only."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    weight = next(item for item in engine.sharded_state().weights if item.name.startswith("blocks."))
+    results = []
+    for step in range(3):
+        kept = weight.tensor.clone()
+        if step == 1 and mesh.is_first_stage:
+            weight.tensor.fill_(float("nan"))
+        result = engine.train_step(batches(config, mesh, step, SIZE), SIZE)
+        if step == 1:
+            weight.tensor.copy_(kept)
+        results.append((result, engine.sharded_state().optimizer_step, engine.params_norm()))
+    engine.close()
+    return results
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_step_with_nan_is_skipped_everywhere(dtype: str) -> None:
+    for rank in run_ranks(poisoned, 2, tiny(2, 1, dtype)):
+        (good, steps, _), (bad, still, norm), (again, more, _) = rank
+        assert not good.skipped and steps == 1 and math.isfinite(good.loss)
+        assert bad.skipped and still == 1 and math.isnan(bad.loss) and bad.grad_norm == math.inf
+        assert math.isfinite(norm)
+        assert not again.skipped and more == 2 and math.isfinite(again.loss)
+
+
+def broken_copies(config: TrainerConfig, name: str, rank: int) -> tuple[list[str], list[str]]:
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    before = engine.disagreeing_parameters()
+    for weight in engine.sharded_state().weights:
+        if weight.name == name and mesh.rank == rank:
+            weight.tensor.view(-1)[3] += 2.0**-20
+    after = engine.disagreeing_parameters()
+    engine.close()
+    return before, after
+
+
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [((1, 2, 1), "blocks.1.input_norm.weight"), ((2, 1, 1), "embedding.word.weight"), ((1, 1, 2), "blocks.0.mlp.up.weight")],
+    ids=str,
+)
+def test_guard_names_the_copy_that_differs(topology: tuple[int, int, int], name: str) -> None:
+    pipeline, tensor, data = topology
+    answers = run_ranks(broken_copies, pipeline * tensor * data, tiny(pipeline, tensor), name, 1)
+    assert answers == [([], [name])] * len(answers)
+
+
+def masks(config: TrainerConfig) -> tuple[list[float], list[float], list[float]]:
+    mesh = Mesh.create(config.parallel, CPU)
+    seed_step(7, 3, mesh)
+    replicated = torch.rand(4).tolist()
+    with tensor_region(mesh):
+        sharded = torch.rand(4).tolist()
+    return replicated, sharded, torch.rand(4).tolist()
+
+
+def test_dropout_streams_per_region() -> None:
+    first, second = run_ranks(masks, 2, tiny(1, 2))
+    assert first[0] == second[0] and first[2] == second[2]
+    assert first[1] != second[1]
+
+
+def dropout_losses(config: TrainerConfig) -> list[float]:
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    losses = [engine.train_step(batches(config, mesh, step, SIZE), SIZE).loss for step in range(3)]
+    assert engine.disagreeing_parameters() == []
+    engine.close()
+    return losses
+
+
+def test_dropout_with_recomputation_changes_no_bit() -> None:
+    options = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
+    plain, again = (run_ranks(dropout_losses, 2, tiny(1, 2, activation_checkpointing=flag, **options)) for flag in (False, True))
+    assert plain == again
+    assert plain[0] != run_ranks(dropout_losses, 2, tiny(1, 2))[0]
+
+
+def params_norm(config: TrainerConfig) -> float:
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    norm = engine.params_norm()
+    engine.close()
+    return norm
+
+
+def test_params_norm_counts_each_weight_once() -> None:
+    _, tensors = run((1, 1, 1), 0, 0, None)
+    expected = math.sqrt(sum(kinds["weight"].double().square().sum().item() for kinds in tensors.values()))
+    for rank in run_ranks(params_norm, 4, tiny(2, 2)):
+        assert abs(rank - expected) < 1e-9 * expected
+
+
+def world_size_mismatch() -> None:
+    Mesh.create(tiny(2, 2).parallel, CPU)
+
+
+def test_mesh_refuses_a_world_it_does_not_fit() -> None:
+    with pytest.raises(RanksFailed, match=r"tensor 2 x pipeline 2 = 4 does not divide the number of workers \(2\)"):
+        run_ranks(world_size_mismatch, 2)
+
+
+def coordinates() -> tuple[int, int, int, tuple[int, ...], bool, bool]:
+    mesh = Mesh.create(tiny(2, 2).parallel, CPU)
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+    theirs = PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=2).get_coord(mesh.rank)
+    assert (theirs.pipe, theirs.data, theirs.model) == (mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
+    return (mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank, mesh.pipeline_ranks, mesh.is_first_stage, mesh.is_last_stage)
+
+
+def test_mesh_numbers_ranks_as_the_pipeline_engine_does() -> None:
+    answers = run_ranks(coordinates, 8)
+    assert answers[5] == (1, 0, 1, (1, 5), False, True)
+    assert answers[2] == (0, 1, 0, (2, 6), True, False)
+
+
+def stuck() -> None:
+    if torch.distributed.get_rank() == 1:
+        raise KeyError("rank one gave up")
+    torch.distributed.barrier()
+
+
+def test_harness_reports_the_rank_that_failed() -> None:
+    with pytest.raises(RanksFailed, match="rank one gave up"):
+        run_ranks(stuck, 2)

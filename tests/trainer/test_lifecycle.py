@@ -1,0 +1,154 @@
+"""The decisions about stopping are pure; the process exit is tried on real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.contract import Heartbeat, RunPaths
+from trainer.lifecycle import (
+    Attempt,
+    HeartbeatWriter,
+    Limits,
+    SignalFlag,
+    decide,
+    exit_code,
+    votes,
+    write_end_marker,
+    write_failure,
+)
+
+
+def limits(tmp_path: Path, minutes: float | None = None, interval: int | None = None) -> Limits:
+    return Limits(tmp_path / "kill-switch", minutes, interval, start_time=1000.0)
+
+
+def agreed(*ranks: tuple[int, int, int]) -> list[int]:
+    return [max(column) for column in zip(*ranks, strict=True)]
+
+
+def test_only_rank_zero_looks_at_the_kill_switch(tmp_path):
+    (tmp_path / "kill-switch").touch()
+    assert votes(0, limits(tmp_path), SignalFlag(), None, 1000.0) == (1, 0, 0)
+    assert votes(1, limits(tmp_path), SignalFlag(), None, 1000.0) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_a_kill_switch_of_any_kind_counts(tmp_path, make):
+    make(tmp_path / "kill-switch")
+    assert votes(0, limits(tmp_path), SignalFlag(), None, 1000.0)[0] == 1
+
+
+def test_a_signal_or_a_request_of_any_one_rank_stops_all(tmp_path):
+    flag = SignalFlag()
+    flag._handle(signal.SIGTERM, None)
+    flag._handle(signal.SIGUSR1, None)  # the first one is kept
+    decision = decide(agreed((0, 0, 0), votes(3, limits(tmp_path), flag, None, 0.0)), limits(tmp_path), 7, True, 1000.0)
+    assert (decision.reason, decision.restart) == ("signal", True)
+    assert "signal SIGTERM at iteration 7" in decision.line
+    request = tmp_path / "stop-request.json"
+    request.touch()
+    assert votes(0, limits(tmp_path), SignalFlag(), request, 0.0)[1] == signal.SIGUSR1
+
+
+def test_lines_are_the_originals(tmp_path):
+    kill = decide([1, 0, 1], limits(tmp_path), 5, True, 1000.0)
+    assert kill.line.startswith(f"[Detected kill switch at {tmp_path}/kill-switch. Exiting] datetime: ")
+    assert kill.restart is False
+    over = decide([0, 0, 1], limits(tmp_path, minutes=1.0), 5, True, 1000.0 + 90)
+    assert over.line.startswith("[exiting program after 1.5 minutes] datetime: ")
+    at = decide([0, 0, 0], limits(tmp_path, interval=10), 20, True, 1000.0)
+    assert at.line.startswith("[exiting program at iteration 20] datetime: ")
+
+
+def test_the_duration_counts_from_the_earliest_start(tmp_path):
+    assert votes(5, limits(tmp_path, minutes=1.0), SignalFlag(), None, 1059.0)[2] == 0
+    assert votes(5, limits(tmp_path, minutes=1.0), SignalFlag(), None, 1061.0)[2] == 1
+    assert votes(5, limits(tmp_path), SignalFlag(), None, 1e9)[2] == 0
+
+
+def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
+    assert decide([0, 0, 0], limits(tmp_path, interval=10), 20, trained=False, now=1000.0) is None
+    assert decide([0, 0, 0], limits(tmp_path, interval=10), 21, trained=True, now=1000.0) is None
+
+
+@pytest.mark.parametrize(("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)])
+def test_exit_codes(reason, code):
+    assert exit_code(reason) == code
+
+
+def test_heartbeat_is_written_at_a_change_of_phase_and_then_once_a_second(tmp_path):
+    now = [100.0]
+    paths = RunPaths(tmp_path, "run", "main")
+    writer = HeartbeatWriter(paths, 2, "42", clock=lambda: now[0])
+    seen = []
+    for phase, step in (("starting", 0.1), ("training", 0.1), ("training", 0.5), ("training", 0.6)):
+        now[0] += step
+        writer.beat(phase, len(seen))
+        seen.append(Heartbeat.read(paths.heartbeat(2)).time)
+    assert seen == pytest.approx([100.1, 100.2, 100.2, 101.3])
+    assert not [path for path in paths.heartbeats.iterdir() if path.name != "2.json"]
+
+
+def test_a_heartbeat_that_cannot_be_written_is_said_once(tmp_path, capsys):
+    (tmp_path / "state").write_text("a file where a folder should be")
+    writer = HeartbeatWriter(RunPaths(tmp_path, "run", "main"), 0, "42")
+    writer.beat("starting", 0)
+    writer.beat("training", 0)
+    assert capsys.readouterr().out.count("heartbeat cannot be written") == 1
+
+
+def test_marker_and_failure_files(tmp_path):
+    paths, attempt = RunPaths(tmp_path, "run", "main"), Attempt("77", 2, None)
+    write_end_marker(paths, attempt, "signal", True, 12, 10, "words")
+    value = json.loads(paths.end_marker("77").read_text())
+    assert (value["reason"], value["iteration"], value["checkpoint_step"], value["launch"]) == ("signal", 12, 10, 2)
+    write_failure(paths, attempt, 5, RuntimeError("boom"), 12)
+    failure = json.loads((paths.attempt("77") / "failures" / "rank-5.json").read_text())
+    assert failure["error"] == "RuntimeError: boom"
+    assert failure["iteration"] == 12
+
+
+def test_attempt_from_the_environment():
+    attempt = Attempt.from_environment({"TR11_JOB_ID": "8", "TR11_LAUNCH": "3", "TR11_STOP_REQUEST": "/x/stop"})
+    assert attempt == Attempt("8", 3, Path("/x/stop"))
+    assert Attempt.from_environment({"SLURM_JOB_ID": "9"}) == Attempt("9", 1, None)
+
+
+def run_python(body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_signal_before_the_slow_imports_is_remembered():
+    child = run_python("""
+        import os, signal, time
+        from trainer.lifecycle import SignalFlag
+        flag = SignalFlag(); flag.install()
+        print("ready", flush=True)
+        while flag.received is None: time.sleep(0.01)
+        print(signal.Signals(flag.received).name, flush=True)
+    """)
+    assert child.stdout.readline() == "ready\n"
+    os.kill(child.pid, signal.SIGUSR1)
+    assert child.communicate(timeout=30)[0] == "SIGUSR1\n"
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("close", ["lambda: time.sleep(3600)", "lambda: 1 / 0", "lambda: None"])
+def test_the_process_ends_whatever_hangs(close):
+    child = run_python(f"""
+        import threading, time
+        from trainer.lifecycle import exit_process
+        threading.Thread(target=time.sleep, args=(3600,)).start()  # a library's thread that never ends
+        exit_process(3, {close}, patience_seconds=0.5)
+    """)
+    started = time.monotonic()
+    child.communicate(timeout=60)
+    assert child.returncode == 3
+    assert time.monotonic() - started < 60

@@ -1,0 +1,98 @@
+"""What the commands share: the options that name a run, how the run is found, and how they speak."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.runcard import RunCard
+
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="CARD", help="Run card: a path, or a shipped card's name. Else $TR11_RUN, else tr11.toml here."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key of the card; may be repeated."),
+]
+SchedulerOption = Annotated[
+    str, typer.Option("--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
+
+
+class Refusal(Exception):
+    """A command will not go on. The text is shown as it is, one line a fault; `exit_code` is what the process returns."""
+
+    def __init__(self, text: str, exit_code: int = 1):
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def card_path(run: str | None) -> Path:
+    """Where the run card lies. Raises CardError when there is none."""
+    from tr11ops.runcard import find_card
+
+    return find_card(run, os.environ, Path.cwd())
+
+
+def read_card(run: str | None, overrides: list[str] | None = None, keep_undefined: bool = False) -> RunCard:
+    """The card that the command line means, completed and checked. Raises CardError with every problem."""
+    from tr11ops.runcard import load_card
+
+    return load_card(card_path(run), overrides or (), os.environ, keep_undefined=keep_undefined)
+
+
+def directory_of(card: RunCard) -> RunDirectory:
+    """The run directory that a card names; nothing is created or looked at."""
+    return RunDirectory(card.paths, card.kill_switch)
+
+
+def open_scheduler(kind: str) -> Scheduler:
+    """The scheduler that `--scheduler` names. Raises Refusal for an unknown word."""
+    from tr11ops.cluster.select import choose_scheduler
+
+    if kind not in {"slurm", "local", "auto"}:
+        raise Refusal(f"--scheduler = {kind!r}: is not a scheduler; use slurm, local or auto", exit_code=2)
+    return choose_scheduler(kind)  # type: ignore[arg-type]
+
+
+def say(text: str) -> None:
+    """One line for the person; on stderr, so that stdout stays the command's result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def is_terminal() -> bool:
+    """True when a person can be asked: both sides of the conversation are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def agree(question: str, yes: bool) -> None:
+    """Ask before something is done. Raises Refusal when the answer is no, or when nobody can be asked."""
+    if yes:
+        return
+    if not is_terminal():
+        raise Refusal("nobody can be asked here (not a terminal): add --yes", exit_code=2)
+    if not typer.confirm(question, default=False, err=True):
+        raise Refusal("nothing was changed")
+
+
+def age(seconds: float) -> str:
+    """A span of time in words, to two units: 42 s, 3 min, 2 h 5 min, 4 d 1 h."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

@@ -1,0 +1,190 @@
+"""`tr11 estimate`: every number that follows from a run card, as tables of 80 columns or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, read_card, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tr11ops.estimate import Duration, Estimate
+
+WIDTH = 80
+Row = tuple[str, str, str]  # what, value, remark
+
+
+def estimate(  # noqa: PLR0917  # options of a command line: typer calls it by name
+    run: RunOption = None,
+    overrides: SetOption = None,
+    seconds_per_iteration: Annotated[
+        float | None,
+        typer.Option("--seconds-per-iteration", metavar="S", help="A step of the full batch takes S seconds."),
+    ] = None,
+    tflops: Annotated[
+        float | None, typer.Option("--tflops", metavar="T", help="Each GPU does T TFLOPs (recomputation counted).")
+    ] = None,
+    array: Annotated[str, typer.Option("--array", metavar="LIST", help="How far these array tasks go.")] = "1-10",
+    as_json: JsonOption = False,
+) -> None:
+    """Every number that follows from a run card; nothing is run, nor looked at but the card.
+
+    Variables that are not defined here are left as they are: no path enters into a number.
+    """
+    from tr11ops.estimate import estimate as derive
+    from tr11ops.slurm_syntax import parse_array
+
+    for option, value in (("--seconds-per-iteration", seconds_per_iteration), ("--tflops", tflops)):
+        if value is not None and not (math.isfinite(value) and 1e-9 <= value <= 1e9):
+            raise Refusal(f"{option} {value:g}: must be a number above zero, such as 105", exit_code=2)
+    if seconds_per_iteration is not None and tflops is not None:
+        raise Refusal("--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2)
+    tasks = len(parse_array(array))
+    found = derive(read_card(run, overrides, keep_undefined=True), seconds_per_iteration, tflops, tasks)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(width=WIDTH, highlight=False)
+    for table in tables(found):
+        console.print(table)
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+
+
+def tables(found: Estimate) -> list[Table]:
+    """The screen: one table a subject."""
+    result = [
+        _table(f"{found.run} ({found.variant})", _size_rows(found)),
+        _table("Steps", _step_rows(found)),
+        _rates(found),
+        _ramp(found),
+        _table("Checkpoints and memory", _byte_rows(found)),
+        _table("Time", _time_rows(found.duration)),
+    ]
+    return [table for table in result if table is not None]
+
+
+def _table(title: str, rows: Iterable[Row]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, width=WIDTH)
+    table.add_column(width=26, no_wrap=True)
+    table.add_column(width=19, justify="right", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _size_rows(found: Estimate) -> list[Row]:
+    count = found.parameters
+    degrees = f"tensor {found.tensor_parallel} x pipeline {found.pipeline_parallel} x data {found.data_parallel}"
+    rows = [
+        ("parameters", f"{count.total:,}", f"{count.block:,} a block"),
+        ("  without embeddings", f"{count.without_embeddings:,}", ""),
+        ("workers", f"{found.world_size:,}", degrees),
+    ]
+    if found.stages is not None:
+        heaviest = max(found.stages, key=lambda stage: stage.parameters_per_worker)
+        blocks = sorted({stage.blocks for stage in found.stages})
+        shown = f"{blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else str(blocks[0])
+        rows.append(("blocks a stage", shown, f"{heaviest.parameters_per_worker:,} parameters on a worker, at most"))
+    return rows
+
+
+def _step_rows(found: Estimate) -> list[Row]:
+    first, full = found.first_step, found.full_step
+    return [
+        ("iterations", f"{found.iterations:,}", f"{found.ramp_iterations:,} of them in the batch ramp"),
+        ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
+        ("tokens", f"{found.tokens:,}", ""),
+        ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
+        ("accumulation steps", f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}", ""),
+        ("pipeline bubble", f"{first.bubble_share:.1%} to {full.bubble_share:.1%}", "of a step"),
+        ("model FLOPs a step", f"{found.model_flops_per_iteration:.4e}", f"{found.total_model_flops:.4e} in all"),
+        ("hardware FLOPs a step", f"{found.hardware_flops_per_iteration:.4e}", "recomputation counted"),
+    ]
+
+
+def _rates(found: Estimate) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Learning rate", title_justify="left", title_style="bold", box=None, width=WIDTH)
+    table.add_column("after", width=26)
+    for name in ("iteration", "samples", "rate"):
+        table.add_column(name, justify="right")
+    for point in found.rates:
+        rate = f"{point.learning_rate:.3E}"
+        table.add_row(point.moment, f"{point.iteration:,}", f"{point.consumed_samples:,}", rate)
+    return table
+
+
+def _ramp(found: Estimate) -> Table | None:
+    """The first levels of the batch ramp, its middle and its last; all are in the JSON."""
+    from rich.table import Table
+
+    levels = found.levels
+    if len(levels) == 1:
+        return None
+    middle = len(levels) // 2
+    shown = levels if len(levels) <= 9 else (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
+    table = Table(title="Batch ramp", title_justify="left", title_style="bold", box=None, width=WIDTH)
+    for name in ("global batch", "first iteration", "iterations", "samples before"):
+        table.add_column(name, justify="right")
+    previous = shown[0]
+    for level in shown:
+        if level.first_iteration > previous.first_iteration + previous.iterations:
+            table.add_row("...", "...", "...", "...")
+        table.add_row(
+            f"{level.batch_size:,}", f"{level.first_iteration:,}", f"{level.iterations:,}", f"{level.consumed_samples:,}"
+        )
+        previous = level
+    return table
+
+
+def _byte_rows(found: Estimate) -> list[Row]:
+    files = found.checkpoint_files
+    rows = [
+        ("checkpoint", size(found.checkpoint_bytes), f"{found.checkpoints:,} of them at this interval"),
+        ("weights alone", size(found.weight_bytes), ""),
+        ("files, DeepSpeed layout", f"{files.total:,}", f"{files.layer} layer, {files.model} model, {files.optimizer} optimizer"),
+        ("training state, unsharded", size(found.training_bytes), "weights, gradients, master, moments"),
+    ]
+    if found.worker_state_bytes is not None:
+        rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; activations not in it"))
+    return rows
+
+
+def _time_rows(duration: Duration | None) -> list[Row]:
+    if duration is None:
+        return [("unknown", "", "give --seconds-per-iteration or --tflops")]
+    return [
+        ("rests on", "", duration.basis),
+        ("seconds per iteration", f"{duration.seconds_per_iteration:,.4g}", f"{duration.tflops_per_gpu:.4g} TFLOPs per worker"),
+        ("days of training", f"{duration.days:,.2f}", "no waits, faults, saves, evaluations"),
+        ("node-hours", f"{duration.node_hours:,.1f}", ""),
+        ("array tasks needed", f"{duration.attempts:,}", f"{duration.attempt_hours:.4g} h each: --array {duration.array}"),
+        (
+            f"{duration.asked_attempts:,} tasks train for",
+            f"{duration.asked_days:,.2f} days",
+            f"{duration.asked_share:.1%} of the training's time",
+        ),
+    ]
+
+
+def size(count: int) -> str:
+    """Bytes with a binary prefix: 2298.0 GiB."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:,.1f} {unit}" if unit != "B" else f"{count} B"

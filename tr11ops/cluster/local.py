@@ -1,0 +1,295 @@
+"""The embedded scheduler: Slurm's manners on one machine, with no daemon to install or start.
+
+Each submission has a supervisor process of its own (`local_supervisor`), which outlives the shell that submitted;
+state lies in a folder (`local_store`), so that any later process sees and steers it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from signal import Signals
+
+import psutil
+
+from tr11ops.cluster.base import (
+    BatchRequest,
+    Job,
+    JobState,
+    Node,
+    Partition,
+    SchedulerError,
+    TestResult,
+)
+from tr11ops.cluster.local_environment import submitted_environment
+from tr11ops.cluster.local_processes import descendants, is_alive, send
+from tr11ops.cluster.local_records import (
+    PARTITION,
+    Dropped,
+    LocalSettings,
+    Submission,
+    TaskRecord,
+    WaitingTask,
+    find_job,
+    submission_jobs,
+)
+from tr11ops.cluster.local_recovery import launch_supervisor, recover
+from tr11ops.cluster.local_rules import (
+    parse_array,
+    parse_dependency,
+    parse_job_id,
+    placement_fault,
+    request_fault,
+)
+from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
+
+START_PATIENCE_SECONDS = 10.0
+
+
+class LocalScheduler:
+    """`Scheduler` on this machine, over simulated nodes that each job takes exclusively.
+
+    `folder` keeps the state (default: $TR11_LOCAL_SCHEDULER, else tr11/local in the user's state folder).
+    `settings`, when given, replace those in the folder; $TR11_LOCAL_NODES, when set, replaces the nodes.
+    """
+
+    name = "local"
+
+    def __init__(self, folder: Path | None = None, settings: LocalSettings | None = None) -> None:
+        self.store = LocalStore(folder.absolute() if folder else default_folder(os.environ))
+        self.store.prepare()
+        nodes = nodes_from_environment(os.environ)
+        if settings is None and nodes is not None:
+            settings = replace(self.store.settings(), nodes=nodes)
+        if settings is not None and settings != self.store.settings():
+            with self.store.changing():
+                self.store.save_settings(settings)
+
+    # ------------------------------------------------------------------------- submitting
+    def submit(self, request: BatchRequest) -> str:
+        """Submit, and return the job id. Raises SchedulerError with the reason."""
+        recover(self.store)
+        settings = self.store.settings()
+        fault = self._fault(request, settings)
+        if fault:
+            raise SchedulerError(fault)
+        array = parse_array(request.array) if request.array is not None else None
+        indices = array.indices if array else (None,)
+        environment = submitted_environment(request, dict(os.environ))
+        with self.store.changing():
+            self.store.prune(time.time(), settings.keep_seconds)
+            job_id = self.store.next_id()
+            submission = Submission(
+                job_id=job_id,
+                request=request,
+                user=_user(),
+                submit_time=time.time(),
+                is_array=array is not None,
+                throttle=array.throttle if array else None,
+                waiting=tuple(WaitingTask(index, request.hold, request.exclude) for index in indices),
+                reason="None",
+                array_bounds=(array.indices[0], array.indices[-1], array.step, len(array.indices))
+                if array
+                else (0, 0, 0, 0),
+            )
+            lock = self.store.create(submission, environment)
+        try:
+            launch_supervisor(self.store, job_id, lock)
+        except SchedulerError:
+            with self.store.changing():
+                self.store.discard(job_id)
+            raise
+        finally:
+            os.close(lock)
+        return str(job_id)
+
+    def test(self, request: BatchRequest) -> TestResult:
+        """Would this request be accepted? Submits nothing."""
+        fault = self._fault(request, self.store.settings())
+        return TestResult(fault is None, fault or f"can run on {request.nodes} of the simulated nodes")
+
+    def _fault(self, request: BatchRequest, settings: LocalSettings) -> str | None:
+        try:
+            if request.array is not None:
+                parse_array(request.array)
+            for term in parse_dependency(request.dependency).terms if request.dependency else ():
+                if term.job_id is not None and not self._can_depend_on(term.kind, term.job_id, term.task_id):
+                    target = term.job_id if term.task_id is None else f"{term.job_id}_{term.task_id}"
+                    return f"invalid dependency {request.dependency!r}: job {target} is not known"
+        except SchedulerError as error:
+            return str(error)
+        return request_fault(request, settings)
+
+    def _can_depend_on(self, kind: str, job_id: int, task_id: int | None) -> bool:
+        submission = self.store.load(job_id)
+        if submission is None:  # one that ended long ago is over; how it ended is not known any more
+            return kind in {"after", "afterany"} and 0 < job_id <= self.store.last_id()
+        return task_id is None or find_job(submission, task_id) is not None
+
+    # ------------------------------------------------------------------------- looking
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+        """All jobs of the folder, those that ended within `keep_seconds` too."""
+        recover(self.store)
+        oldest = time.time() - self.store.settings().keep_seconds
+        return tuple(
+            job
+            for submission in self.store.everything()
+            if name in {None, submission.request.name} and user in {None, submission.user}
+            if not (submission.is_over and submission.end_time < oldest)
+            for job in submission_jobs(submission)
+        )
+
+    def job(self, job_id: str) -> Job | None:
+        """One job or array task by id (`12`, `12_3`, or a task's own number); None if it is not known.
+
+        For an array's id: its waiting tasks, else its newest task.
+        """
+        recover(self.store)
+        try:
+            submission, task_id = self._resolve(job_id)
+        except SchedulerError:
+            return None
+        if submission.is_over and submission.end_time < time.time() - self.store.settings().keep_seconds:
+            return None
+        return find_job(submission, task_id)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The simulated nodes; each shows the whole machine's processors and memory."""
+        recover(self.store)
+        settings = self.store.settings()
+        busy = {node for one in self.store.active() for task in one.running for node in task.nodes}
+        memory = psutil.virtual_memory().total // 2**20
+        return tuple(
+            Node(
+                name=node,
+                states=frozenset({"allocated" if node in busy else "idle"}),
+                cpus=os.cpu_count() or 1,
+                gpus=settings.gpus_per_node or 0,
+                memory_megabytes=memory,
+                partitions=(PARTITION,),
+            )
+            for node in settings.nodes
+        )
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """The one partition, `local`."""
+        settings = self.store.settings()
+        return (Partition(PARTITION, settings.max_time_seconds, settings.nodes, is_default=True),)
+
+    # ------------------------------------------------------------------------- steering
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job, an array, or one task (`ID_k`). What has ended already stays as it is."""
+
+        def change(submission: Submission, task_id: int | None) -> Submission:
+            dropped = tuple(task.task_id for task in submission.waiting if task_id in {None, task.task_id})
+            tasks = tuple(
+                replace(task, cancel=True) if not task.state.is_final and task_id in {None, task.task_id} else task
+                for task in submission.tasks
+            )
+            return replace(
+                submission,
+                tasks=tasks,
+                waiting=tuple(task for task in submission.waiting if task.task_id not in dropped),
+                dropped=(*submission.dropped, Dropped(dropped, time.time())) if dropped else submission.dropped,
+            )
+
+        self._change(job_id, change)
+
+    def hold(self, job_id: str) -> None:
+        """Keep the pending job, tasks or task from starting. Raises SchedulerError when nothing is pending."""
+        self._change_waiting(job_id, lambda task: replace(task, held=True))
+
+    def release(self, job_id: str) -> None:
+        """Undo `hold`. Raises SchedulerError when nothing is pending."""
+        self._change_waiting(job_id, lambda task: replace(task, held=False))
+
+    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
+        """Set the excluded nodes of pending work in place. Raises SchedulerError when too few nodes would remain."""
+
+        def change(task: WaitingTask) -> WaitingTask:
+            return replace(task, excluded=tuple(dict.fromkeys(nodes)))
+
+        submission, _ = self._resolve(job_id)
+        fault = placement_fault(submission.request.nodes, nodes, self.store.settings())
+        if fault:
+            raise SchedulerError(f"job {job_id}: {fault}")
+        self._change_waiting(job_id, change)
+
+    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
+        """Send a signal (`USR1`, ...) to the running batch scripts, or to all processes of the running tasks."""
+        try:
+            number = Signals["SIG" + signal_name.upper().removeprefix("SIG")]
+        except KeyError:
+            raise SchedulerError(f"invalid signal {signal_name!r}: use a name such as USR1 or TERM") from None
+        recover(self.store)
+        submission, task_id = self._resolve(job_id)
+        tasks = [task for task in submission.running if task_id in {None, task.task_id}]
+        if not tasks:
+            raise SchedulerError(f"job {job_id} is not running: no process to signal")
+        for task in tasks:
+            started = self._wait_for_batch(submission.job_id, task)
+            if started is None or started.batch is None or not is_alive(started.batch):
+                continue  # it ended a moment ago
+            if batch_only:
+                send([psutil.Process(started.batch.pid)], number)
+            elif started.step is not None:
+                send(descendants(started.step.pid), number)
+
+    def _wait_for_batch(self, job_id: int, task: TaskRecord) -> TaskRecord | None:
+        """The task's record once its batch script is known; None if it ended before."""
+        deadline = time.monotonic() + START_PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            submission = self.store.load(job_id)
+            record = (
+                next((one for one in submission.running if one.raw_id == task.raw_id), None) if submission else None
+            )
+            if record is None or record.batch is not None:
+                return record
+            time.sleep(0.02)
+        raise SchedulerError(f"task {task.raw_id} has not started its batch script yet; try again")
+
+    # ------------------------------------------------------------------------- helpers
+    def _resolve(self, job_id: str) -> tuple[Submission, int | None]:
+        """The submission, and the array index if one task is meant. Raises SchedulerError for an unknown id."""
+        number, task_id = parse_job_id(job_id)
+        submission = self.store.load(number)
+        if submission is None and task_id is None:
+            by_number = self.store.find_raw(number)
+            if by_number is not None:
+                return by_number
+        if submission is None or (task_id is not None and find_job(submission, task_id) is None):
+            raise SchedulerError(f"invalid job id {job_id}: no such job is known")
+        return submission, task_id
+
+    def _change(self, job_id: str, change: Callable[[Submission, int | None], Submission]) -> None:
+        recover(self.store)
+        with self.store.changing():
+            submission, task_id = self._resolve(job_id)
+            changed = change(submission, task_id)
+            if changed != submission:
+                self.store.save(changed)
+        self.store.wake(submission.job_id)
+        self.store.wake()
+
+    def _change_waiting(self, job_id: str, change: Callable[[WaitingTask], WaitingTask]) -> None:
+        def change_all(submission: Submission, task_id: int | None) -> Submission:
+            if not any(task_id in {None, task.task_id} for task in submission.waiting):
+                raise SchedulerError(f"job {job_id} is no longer pending")
+            waiting = tuple(change(task) if task_id in {None, task.task_id} else task for task in submission.waiting)
+            return replace(submission, waiting=waiting)
+
+        self._change(job_id, change_all)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this user id, as in some containers
+        return str(os.getuid())
+
+
+__all__ = ["JobState", "LocalScheduler", "LocalSettings"]

@@ -1,0 +1,98 @@
+"""What a task of the embedded scheduler is started with: its environment, output file and interpreter."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.local_records import PARTITION, Submission, TaskRecord, compress_nodes
+
+
+def task_environment(submission: Submission, task: TaskRecord, base: dict[str, str], folder: Path) -> dict[str, str]:
+    """What the batch script finds in its environment: the submitter's variables, and Slurm's for this task."""
+    request = submission.request
+    limit_end = int(task.start_time) + request.time_limit_seconds
+    values: dict[str, str | int] = {
+        "TR11_SCHEDULER": "local",
+        "TR11_LOCAL_SCHEDULER": str(folder),
+        "SLURM_JOB_ID": task.raw_id,
+        "SLURM_JOBID": task.raw_id,
+        "SLURM_JOB_NAME": request.name,
+        "SLURM_JOB_USER": submission.user,
+        "SLURM_JOB_PARTITION": PARTITION,
+        "SLURM_JOB_START_TIME": int(task.start_time),
+        "SLURM_JOB_END_TIME": limit_end,
+        "SLURM_CLUSTER_NAME": "local",
+        "SLURM_NNODES": len(task.nodes),
+        "SLURM_JOB_NUM_NODES": len(task.nodes),
+        "SLURM_NODELIST": compress_nodes(task.nodes),
+        "SLURM_JOB_NODELIST": compress_nodes(task.nodes),
+        "SLURMD_NODENAME": task.nodes[0],
+        "SLURM_SUBMIT_DIR": str(request.working_directory),
+        "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_CPUS_PER_TASK": request.cpus_per_task,
+        "SLURM_NODEID": 0,
+        "SLURM_PROCID": 0,
+        "SLURM_LOCALID": 0,
+    }
+    if request.gpus_per_node:
+        values["SLURM_GPUS_ON_NODE"] = request.gpus_per_node
+    if task.task_id is not None:
+        smallest, largest, step, count = submission.array_bounds
+        values |= {
+            "SLURM_ARRAY_JOB_ID": submission.job_id,
+            "SLURM_ARRAY_TASK_ID": task.task_id,
+            "SLURM_ARRAY_TASK_COUNT": count,
+            "SLURM_ARRAY_TASK_MIN": smallest,
+            "SLURM_ARRAY_TASK_MAX": largest,
+            "SLURM_ARRAY_TASK_STEP": step,
+        }
+    return {**base, **{key: str(value) for key, value in values.items()}}
+
+
+def submitted_environment(request: BatchRequest, environment: dict[str, str]) -> dict[str, str]:
+    """The submitter's variables without those of a job it may itself be in, and the request's on top."""
+    inherited = {
+        key: value
+        for key, value in environment.items()
+        if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or key == "SLURM_CONF"
+    }
+    return {**inherited, **request.environment}
+
+
+def output_path(submission: Submission, task: TaskRecord) -> Path:
+    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced."""
+    array_task = 4294967294 if task.task_id is None else task.task_id  # what Slurm prints for "no task"
+    values: dict[str, str | int] = {
+        "x": submission.request.name,
+        "j": task.raw_id,
+        "A": submission.job_id,
+        "a": array_task,
+        "N": task.nodes[0],
+        "u": submission.user,
+        "%": "%",
+    }
+    text = submission.request.output
+    result, position = "", 0
+    while position < len(text):
+        end = position + 1
+        if text[position] == "%":
+            while end < len(text) and text[end].isdecimal():
+                end += 1
+        letter = text[end : end + 1]
+        if text[position] != "%" or letter not in values or not letter:
+            result += text[position]
+            position += 1
+            continue
+        width, value = text[position + 1 : end], values[letter]
+        result += str(value).zfill(min(int(width), 10)) if width and isinstance(value, int) else str(value)
+        position = end + 1
+    return submission.request.working_directory / result
+
+
+def interpreter(script: Path) -> list[str]:
+    """The command that runs a script: its first line's interpreter, with one argument at most, as the kernel does."""
+    with script.open(encoding="utf-8", errors="surrogateescape") as stream:
+        words = stream.readline()[2:].strip().split(None, 1)
+    return [*(words or ["/bin/sh"]), str(script)]

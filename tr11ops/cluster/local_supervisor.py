@@ -1,0 +1,307 @@
+"""One submission's supervisor: `python -m tr11ops.cluster.local_supervisor FOLDER JOB LOCK`.
+
+A detached process that waits for dependency, hold, throttle and nodes, runs the submission's tasks, enforces time
+limits and cancellations, writes down how each task ended, and goes when there is nothing left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from tr11ops.cluster.base import JobState
+from tr11ops.cluster.local_environment import interpreter, output_path, task_environment
+from tr11ops.cluster.local_processes import (
+    adopt_orphans,
+    descendants,
+    is_supervisor,
+    kill_task_leftovers,
+    mark,
+    send,
+)
+from tr11ops.cluster.local_records import LocalSettings, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_recovery import recover, task_variables
+from tr11ops.cluster.local_rules import Verdict, choose_nodes, dependency_verdict, parse_dependency
+from tr11ops.cluster.local_step import Command, Step, start_step
+from tr11ops.cluster.local_store import LocalStore
+
+IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
+CLOSE_SECONDS = 0.05  # while a task is being ended
+LEFTOVER_SECONDS = 2.0  # between TERM and KILL for what a finished batch script left running
+
+
+@dataclass
+class RunningTask:
+    """A task's processes and clocks, in the supervisor alone. Times are of the monotonic clock."""
+
+    raw_id: int
+    step: Step
+    limit_at: float
+    warn_at: float | None
+    ending: JobState | None = None  # why it is being ended, if not by itself
+    kill_at: float | None = None
+    outcome: tuple[int | None, int | None] | None = None  # the batch script's exit code and signal
+    error: str = ""  # why the batch script could not start
+    is_closed: bool = False  # the keeper was told to go
+    is_lost: bool = False  # the keeper died by itself
+    buffer: bytes = b""
+
+
+class Supervisor:
+    """The loop. `run` returns when the submission is over or gone."""
+
+    def __init__(self, store: LocalStore, job_id: int) -> None:
+        self.store = store
+        self.job_id = job_id
+        self.running: dict[int, RunningTask] = {}
+        self.recovered_at = time.monotonic()
+        self.wake = os.open(store.job_folder(job_id) / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        while (submission := self.store.load(self.job_id)) is not None:
+            settings = self.store.settings()
+            self._listen()
+            self._enforce(submission, settings)
+            self._record()
+            submission = self.store.load(self.job_id)
+            if not self.running and (submission is None or not submission.waiting):
+                return
+            self._start_ready(settings)
+            self._help_dead_peers()
+            self._wait()
+
+    # ------------------------------------------------------------------------- running tasks
+    def _listen(self) -> None:
+        """Read what the keepers say."""
+        for task in self.running.values():
+            while not task.is_lost:
+                try:
+                    data = os.read(task.step.status, 4096)
+                except BlockingIOError:
+                    break
+                task.is_lost = not data
+                task.buffer += data
+            *lines, task.buffer = task.buffer.split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "batch" in message:
+                    self._change_task(task.raw_id, batch=mark(message["batch"]))
+                elif "error" in message:
+                    task.error, task.outcome = message["error"], (1, None)
+                else:
+                    task.outcome = (message.get("code"), message.get("signal"))
+
+    def _enforce(self, submission: Submission, settings: LocalSettings) -> None:
+        """Early signal, time limit, cancellation, and the end of what a finished script left behind."""
+        cancelled = {task.raw_id for task in submission.running if task.cancel}
+        for task in self.running.values():
+            now = time.monotonic()
+            if task.outcome is None and not task.is_lost:
+                if task.warn_at is not None and now >= task.warn_at:
+                    task.warn_at = None
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(task.step.control, b"SIGUSR1\n")
+                if task.ending is None and (now >= task.limit_at or task.raw_id in cancelled):
+                    task.ending = JobState.CANCELLED if task.raw_id in cancelled else JobState.TIMEOUT
+                    self._begin_end(task, now + settings.kill_wait_seconds)
+                elif task.kill_at is not None and now >= task.kill_at:
+                    send(self._processes(task), signal.SIGKILL)
+            elif not task.is_closed:
+                left = self._processes(task)
+                if left and task.kill_at is None:
+                    self._begin_end(task, now + min(settings.kill_wait_seconds, LEFTOVER_SECONDS))
+                elif left and task.kill_at is not None and now >= task.kill_at:
+                    send(left, signal.SIGKILL)
+                elif not left or task.is_lost:
+                    task.is_closed = True
+                    os.close(task.step.control)
+
+    def _begin_end(self, task: RunningTask, kill_at: float) -> None:
+        self._change_task(task.raw_id, state=JobState.COMPLETING)
+        task.kill_at = kill_at
+        processes = self._processes(task)
+        send(processes, signal.SIGTERM)
+        send(processes, signal.SIGCONT)  # what is stopped would not hear the TERM
+
+    def _processes(self, task: RunningTask) -> list[psutil.Process]:
+        return descendants(task.step.pid)
+
+    def _record(self) -> None:
+        """Write down the end of tasks whose keeper has gone."""
+        self._reap_orphans()
+        for raw_id, task in list(self.running.items()):
+            if not (task.is_closed and _has_exited(task.step.pid)):
+                continue
+            os.close(task.step.status)
+            del self.running[raw_id]
+            submission = self.store.load(self.job_id)
+            record = next((one for one in submission.tasks if one.raw_id == raw_id), None) if submission else None
+            if record is None:
+                continue
+            kill_task_leftovers(task_variables(self.store, record), None)
+            self._change_task(raw_id, **_verdict(task))
+            self.store.wake()
+
+    def _reap_orphans(self) -> None:
+        """End what a dead keeper left to us, and collect the dead who are nobody's task."""
+        keepers = {task.step.pid for task in self.running.values()}
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                if child.pid in keepers:
+                    continue
+                if child.status() != psutil.STATUS_ZOMBIE and not is_supervisor(child):
+                    child.kill()
+                os.waitpid(child.pid, os.WNOHANG)
+
+    # ------------------------------------------------------------------------- waiting tasks
+    def _start_ready(self, settings: LocalSettings) -> None:
+        while True:
+            with self.store.changing():
+                submission = self.store.load(self.job_id)
+                if submission is None or not submission.waiting:
+                    return
+                chosen, nodes, reason = self._next_task(submission, settings)
+                if chosen is None:
+                    if reason != submission.reason:
+                        self.store.save(replace(submission, reason=reason))
+                    return
+                # As in Slurm: each task gets a number of its own, the array's last one the array's.
+                own_number = submission.is_array and len(submission.waiting) > 1
+                record = TaskRecord(
+                    raw_id=self.store.next_id() if own_number else self.job_id,
+                    task_id=chosen.task_id,
+                    nodes=nodes,
+                    start_time=time.time(),
+                )
+                waiting = tuple(task for task in submission.waiting if task.task_id != chosen.task_id)
+                submission = replace(submission, waiting=waiting, reason="").with_task(record)
+                self.store.save(submission)
+            self._start(submission, record)
+            self.store.wake(*(set(self.store.active_ids()) - {self.job_id}))
+
+    def _next_task(
+        self, submission: Submission, settings: LocalSettings
+    ) -> tuple[WaitingTask | None, tuple[str, ...], str]:
+        """The task to start now and its nodes, or None and the reason to wait."""
+        ready = next((task for task in submission.waiting if not task.held), None)
+        if ready is None:
+            return None, (), "JobHeldUser"
+        active = self.store.active()
+        if submission.request.dependency:
+            verdict = dependency_verdict(
+                parse_dependency(submission.request.dependency), submission, self.store.load, active, time.time()
+            )
+            if verdict is not Verdict.MET:
+                return None, (), "Dependency" if verdict is Verdict.WAIT else "DependencyNeverSatisfied"
+        if submission.throttle is not None and len(submission.running) >= submission.throttle:
+            return None, (), "JobArrayTaskLimit"
+        nodes, reason = choose_nodes(submission, ready, active, settings)
+        return (ready if nodes else None), nodes, reason
+
+    def _start(self, submission: Submission, record: TaskRecord) -> None:
+        request = submission.request
+        folder = self.store.job_folder(self.job_id)
+        base = json.loads((folder / "environment.json").read_text(encoding="utf-8", errors="surrogateescape"))
+        step = start_step(
+            Command(
+                arguments=interpreter(folder / "script"),
+                environment=task_environment(submission, record, base, self.store.folder),
+                working_directory=request.working_directory,
+                output=output_path(submission, record),
+            )
+        )
+        limit_at = time.monotonic() + request.time_limit_seconds
+        early = request.signal_seconds_before_limit
+        self.running[record.raw_id] = RunningTask(
+            record.raw_id, step, limit_at, None if early is None else limit_at - early
+        )
+        self._change_task(record.raw_id, step=step.mark)
+
+    def _change_task(self, raw_id: int, **changes: object) -> None:
+        """Change one task's record on disk, if it is still there."""
+        with self.store.changing():
+            submission = self.store.load(self.job_id)
+            for record in submission.tasks if submission else ():
+                if submission is not None and record.raw_id == raw_id:
+                    self.store.save(submission.with_task(replace(record, **changes)))  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------- waiting
+    def _help_dead_peers(self) -> None:
+        """A peer that died may hold nodes, or be what we depend on."""
+        if time.monotonic() - self.recovered_at >= IDLE_SECONDS:
+            self.recovered_at = time.monotonic()
+            recover(self.store)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        timeout = IDLE_SECONDS
+        watched = [self.wake]
+        for task in self.running.values():
+            if task.ending or task.outcome or task.is_lost:
+                timeout = min(timeout, CLOSE_SECONDS)
+            else:
+                due = [task.limit_at, *([task.warn_at] if task.warn_at is not None else [])]
+                timeout = min(timeout, max(0.0, min(due) - now))
+                watched.append(task.step.status)
+        ready, _, _ = select.select(watched, [], [], timeout)
+        if self.wake in ready:
+            os.read(self.wake, 4096)
+
+
+def _verdict(task: RunningTask) -> dict[str, object]:
+    """How a task ended, as changes of its record."""
+    code, number = task.outcome or (None, None)
+    if task.ending is not None:
+        state, reason = task.ending, "TimeLimit" if task.ending is JobState.TIMEOUT else ""
+    elif task.outcome is None:
+        state, reason = JobState.NODE_FAIL, "KeeperDied"
+    elif task.error:
+        state, reason = JobState.FAILED, f"the batch script could not start: {task.error}"
+    elif code == 0:
+        state, reason = JobState.COMPLETED, ""
+    else:
+        state, reason = JobState.FAILED, "NonZeroExitCode" if number is None else "RaisedSignal"
+    return {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
+
+
+def _has_exited(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def main(arguments: list[str]) -> int:
+    """Detach, take over the submission, say so to the starter by exit status 0, and work."""
+    folder, job_id, lock = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    os.set_inheritable(lock, False)  # held until this process ends, and by no other
+    ready_read, ready_write = os.pipe()
+    if os.fork():
+        os.close(ready_write)
+        return 0 if os.read(ready_read, 1) else 1
+    os.close(ready_read)
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans("tr11-supervisor")
+    store = LocalStore(folder)
+    os.truncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    supervisor = Supervisor(store, job_id)
+    os.write(ready_write, b"!")
+    os.close(ready_write)
+    supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,328 @@
+"""The edge to Slurm: its own commands, each with a time-out, none of them believed when it stays silent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tr11ops.cluster import slurm_json, slurm_text
+from tr11ops.cluster.base import (
+    BatchRequest,
+    Job,
+    JobState,
+    Node,
+    Partition,
+    SchedulerError,
+    SchedulerUnreachable,
+    TestResult,
+)
+
+_UNREACHABLE = re.compile(
+    r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
+    r"could not establish a configuration|unable to establish controller|transport endpoint|standby mode|munge|"
+    r"authentication|temporarily unavailable|temporarily unable|unexpected message|no route to host|"
+    r"unable to resolve|network is unreachable|controller is not responding",
+    re.IGNORECASE,
+)
+_NO_JSON = re.compile(r"json|serializer|(unrecognized|invalid|unknown) option", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
+# answers for single tasks of an array which do not spoil what was done for the others
+_HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
+_PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
+_NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")
+# a person's defaults for the site, which a submission may take from the environment
+_SITE_DEFAULTS = {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"}
+_KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
+
+
+# for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
+_READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class CommandRunner(Protocol):
+    """Runs one command to its end. Raises SchedulerUnreachable when it cannot start or takes too long."""
+
+    def __call__(
+        self, arguments: Sequence[str], standard_input: str, environment: Mapping[str, str], timeout_seconds: float
+    ) -> CommandResult:
+        """Run `arguments` with exactly this environment."""
+
+
+def run_command(
+    arguments: Sequence[str], standard_input: str, environment: Mapping[str, str], timeout_seconds: float
+) -> CommandResult:
+    """The real runner: a child process, killed when its time is over."""
+    try:
+        done = subprocess.run(
+            list(arguments),
+            input=standard_input,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SchedulerUnreachable(f"{arguments[0]} did not answer within {timeout_seconds:g} s") from error
+    except OSError as error:
+        raise SchedulerUnreachable(
+            f"{arguments[0]} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
+        ) from error
+    return CommandResult(done.returncode, done.stdout, done.stderr)
+
+
+def client_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` without what would bend Slurm's answers: the variables of a surrounding job and of a person's habits.
+
+    SQUEUE_STATES would hide jobs, SCANCEL_INTERACTIVE would wait for an answer, SLURM_NTASKS of a surrounding job
+    would reach the submitted one.
+    """
+    slurm = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL|SRUN|SALLOC)_")
+    return {key: value for key, value in base.items() if not slurm.match(key) or key in _KEPT}
+
+
+def slurm_time(seconds: int) -> str:
+    """A time limit as D-HH:MM:SS."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    day, hour = divmod(hours, 24)
+    return f"{day}-{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def sbatch_arguments(request: BatchRequest) -> list[str]:
+    """The flags of `sbatch` for a request; the script goes to standard input."""
+    flags = [
+        f"--job-name={request.name}",
+        f"--nodes={request.nodes}",
+        f"--time={slurm_time(request.time_limit_seconds)}",
+        f"--output={request.output}",
+        f"--chdir={request.working_directory}",
+        f"--cpus-per-task={request.cpus_per_task}",
+    ]
+    if request.gpus_per_node:
+        flags.append(f"--gres=gpu:{request.gpus_per_node}")
+    if request.exclude:
+        flags.append(f"--exclude={','.join(request.exclude)}")
+    if request.signal_seconds_before_limit is not None:
+        flags.append(f"--signal=B:USR1@{request.signal_seconds_before_limit}")
+    for name, value in (
+        ("array", request.array),
+        ("partition", request.partition),
+        ("account", request.account),
+        ("constraint", request.constraint),
+        ("reservation", request.reservation),
+        ("qos", request.quality_of_service),
+        ("dependency", request.dependency),
+        ("comment", request.comment),
+    ):
+        if value:
+            flags.append(f"--{name}={value}")
+    if request.dependency and _NEVER_SATISFIED.search(request.dependency):
+        flags.append("--kill-on-invalid-dep=yes")  # it would otherwise wait for ever
+    if request.hold:
+        flags.append("--hold")
+    return flags
+
+
+class SlurmScheduler:
+    """The Scheduler protocol over Slurm's commands.
+
+    `environment` is laid over this process's own, such as `Twin.environment`.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        runner: CommandRunner = run_command,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        self._environment = client_environment({**os.environ, **(environment or {})})
+        self._runner = runner
+        self._timeout_seconds = timeout_seconds
+        self._has_json = True
+
+    # -- what is --------------------------------------------------------------------------------------------------
+
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+        """All jobs the scheduler still knows, in one call; a second one only once, where `--json` is not there."""
+        filters = ([f"--name={name}"] if name else []) + ([f"--user={user}"] if user else [])
+        found = self._jobs_as_json(filters) if self._has_json else None
+        if found is None:
+            self._has_json = False
+            text = self._ask(["squeue", "--noheader", "--states=all", f"--format={slurm_text.SQUEUE_FORMAT}", *filters])
+            found = slurm_text.jobs_from_squeue(text)
+        # squeue 22.05 ignores its own filters when it writes JSON
+        return tuple(job for job in found if name in (None, job.name) and user in (None, job.user))
+
+    def _jobs_as_json(self, filters: list[str]) -> tuple[Job, ...] | None:
+        result = self._run(["squeue", "--json", "--states=all", *filters])
+        try:
+            reply = json.loads(result.stdout)
+        except json.JSONDecodeError:
+            reply = None
+        if isinstance(reply, dict) and not (problem := slurm_json.errors(reply)) and result.returncode == 0:
+            return slurm_json.jobs(reply)
+        words = problem if isinstance(reply, dict) and problem else _message(result, "squeue")
+        if _UNREACHABLE.search(words):
+            raise SchedulerUnreachable(words)
+        if reply is None and (result.returncode == 0 or _NO_JSON.search(words)):
+            return None
+        raise SchedulerError(words)
+
+    def job(self, job_id: str) -> Job | None:
+        """One job or array task, through `scontrol show job`; None if Slurm no longer knows it.
+
+        For an array's id it is the record of the waiting tasks, or of the last task once all have started.
+        """
+        wanted = _plain_id(job_id)
+        base, _, task = wanted.partition("_")
+        task_number = int(task) if task.isdigit() else None
+        found = self._records(wanted if task_number is not None else base)
+        if task_number is None:
+            return next((job for job in found if job.raw_id == base), found[0] if found else None)
+        for job in found:
+            if job.task_id == task_number:
+                return job
+            if task_number in job.pending_tasks:
+                output = job.output.replace("%a", str(task_number))
+                return replace(job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output)
+        return None
+
+    def _records(self, job_id: str) -> list[Job]:
+        """What `scontrol show job` tells of a job, a task, or all tasks of an array; nothing if it knows none."""
+        result = self._run(["scontrol", "--details", "show", "job", job_id])
+        if result.returncode == 0:
+            return [slurm_text.job_from_record(record) for record in slurm_text.records(result.stdout, "JobId")]
+        words = _message(result, "scontrol")
+        if _UNKNOWN_JOB.search(words):
+            return []
+        raise _failure(words)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, in one call: `scontrol show nodes` reads the same in every version."""
+        return slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions, in one call."""
+        return slurm_text.partitions_from_scontrol(self._ask(["scontrol", "--all", "show", "partitions"]))
+
+    # -- what is to be ---------------------------------------------------------------------------------------------
+
+    def submit(self, request: BatchRequest) -> str:
+        """Submit, and return the job id.
+
+        After SchedulerUnreachable the job may exist all the same: look for it by name and comment before trying again.
+        """
+        answer = _answer(self._sbatch("--parsable", request), "sbatch").strip()
+        job_id = answer.splitlines()[-1].partition(";")[0] if answer else ""
+        if not job_id.isdigit():
+            raise SchedulerError(f"sbatch answered {answer!r}, not a job id: look with squeue before trying again")
+        return job_id
+
+    def test(self, request: BatchRequest) -> TestResult:
+        """`sbatch --test-only`: would this request be accepted? Submits nothing."""
+        result = self._sbatch("--test-only", request)
+        words = _message(result, "sbatch")
+        if result.returncode != 0 and _UNREACHABLE.search(words):
+            raise SchedulerUnreachable(words)
+        return TestResult(result.returncode == 0, words)
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job, an array, or one task. What has ended already, or was never there, stays as it is."""
+        self._ask(["scancel", _plain_id(job_id)])
+
+    def hold(self, job_id: str) -> None:
+        """Keep a pending job or the pending tasks of an array from starting."""
+        self._change(["scontrol", "hold", _plain_id(job_id)])
+
+    def release(self, job_id: str) -> None:
+        """Undo `hold`."""
+        self._change(["scontrol", "release", _plain_id(job_id)])
+
+    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
+        """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
+
+        The running tasks of an array are named one by one: for an array with waiting tasks scancel would repeat the
+        signal, since the waiting ones answer "try again later".
+        """
+        wanted = _plain_id(job_id)
+        task = wanted.partition("_")[2]
+        numbers = slurm_text.task_numbers(task)
+        running = [
+            job.job_id
+            for job in self._records(wanted.partition("_")[0])
+            if job.state is JobState.RUNNING and (not task or job.task_id in numbers)
+        ]
+        if not running:
+            raise SchedulerError(f"job {job_id} is not running: no signal was sent")
+        self._ask(["scancel", f"--signal={signal_name}", "--batch" if batch_only else "--full", *running])
+
+    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
+        """Set the excluded nodes of pending work in place; an empty tuple takes the exclusion away."""
+        self._change(["scontrol", "update", f"JobId={_plain_id(job_id)}", f"ExcNodeList={','.join(nodes)}"])
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _run(self, arguments: list[str]) -> CommandResult:
+        return self._runner(arguments, "", self._environment | _READABLE, self._timeout_seconds)
+
+    def _sbatch(self, mode: str, request: BatchRequest) -> CommandResult:
+        arguments = ["sbatch", mode, *sbatch_arguments(request)]
+        return self._runner(arguments, request.script, self._environment | request.environment, self._timeout_seconds)
+
+    def _ask(self, arguments: list[str]) -> str:
+        return _answer(self._run(arguments), arguments[0])
+
+    def _change(self, arguments: list[str]) -> None:
+        """A change of pending work; that some tasks of an array run or have ended does not spoil it."""
+        result = self._run(arguments)
+        if result.returncode == 0:
+            return
+        answers = [match["answer"] for match in map(_PER_TASK.match, result.stderr.splitlines()) if match]
+        done = [answer for answer in answers if answer == "No error"]
+        if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
+            raise _failure(_message(result, arguments[0]))
+
+
+def _plain_id(job_id: str) -> str:
+    """An id as the commands take it: without the throttle that squeue shows in "12_[4-10%1]"."""
+    plain = re.sub(r"%\d+", "", job_id.strip())
+    if not re.fullmatch(r"\d+(_(\d+|\[[\d,:-]+\]))?", plain):
+        raise SchedulerError(f"{job_id!r} is no job id: write 1234, 1234_7 or 1234_[4-10]")
+    return plain
+
+
+def _answer(result: CommandResult, command: str) -> str:
+    if result.returncode != 0:
+        raise _failure(_message(result, command))
+    return result.stdout
+
+
+def _failure(words: str) -> SchedulerError:
+    return SchedulerUnreachable(words) if _UNREACHABLE.search(words) else SchedulerError(words)
+
+
+def _message(result: CommandResult, command: str) -> str:
+    """What the command said of its failure, in one line, without its own name before each sentence."""
+    lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    said = [re.sub(rf"^{command}: (error: )?", "", line) for line in errors]
+    unique = "; ".join(dict.fromkeys(said))
+    return f"{command}: {unique or f'no message, exit code {result.returncode}'}"

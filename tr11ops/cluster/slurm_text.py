@@ -1,0 +1,269 @@
+"""Reading what Slurm's commands print as text: `scontrol show ...`, `squeue --format`, times, states. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from tr11ops.cluster.base import Job, JobState, Node, Partition
+from tr11ops.cluster.hostlist import HostlistError, expand
+
+SEPARATOR = "\x1f"
+SQUEUE_FORMAT = SEPARATOR.join(
+    ("%i", "%A", "%F", "%K", "%j", "%u", "%T", "%r", "%P", "%N", "%D", "%V", "%S", "%e", "%l", "%E", "%x", "%Z", "%k")
+)
+
+_NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
+
+# Slurm has more job states than tr11 needs to tell apart
+_STATES = {
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "EXPEDITING": JobState.PENDING,
+    "POWER_UP_NODE": JobState.CONFIGURING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.SUSPENDED,
+    "STAGE_OUT": JobState.COMPLETING,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "REVOKED": JobState.CANCELLED,
+}
+_NODE_FLAGS = {
+    "*": "not_responding",
+    "~": "powered_down",
+    "#": "powering_up",
+    "!": "powering_down",
+    "%": "powering_down",
+    "$": "maintenance",
+    "@": "reboot_requested",
+    "^": "reboot_issued",
+    "-": "planned",
+}
+_NODE_STATES = {
+    "maint": "maintenance",
+    "no_respond": "not_responding",
+    "invalid_reg": "inval",
+    "failing": "fail",
+    "error": "down",
+}
+
+
+def job_state(names: str | list[str]) -> JobState:
+    """The state of a job from Slurm's name, or from the base state and flags of newer versions."""
+    every = [names] if isinstance(names, str) else names
+    known = [_STATES.get(name) or JobState.__members__.get(name) for name in every]
+    for state in (JobState.COMPLETING, JobState.CONFIGURING):
+        if state in known:
+            return state
+    return known[0] or JobState.UNKNOWN if known else JobState.UNKNOWN
+
+
+def task_numbers(text: str) -> tuple[int, ...]:
+    """Tasks of an array expression such as "4-10%1", "1,3,7-9" or "0-8:4"."""
+    numbers: list[int] = []
+    for entry in text.partition("%")[0].strip("[]").split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", entry)
+        if match:
+            numbers.extend(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+    return tuple(numbers)
+
+
+def duration_seconds(text: str) -> int | None:
+    """Seconds of "4-04:00:00", "1:00:00", "10:00" or "INVALID"; None where there is no number."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def time_stamp(text: str) -> float | None:
+    """Seconds since the epoch, from a number (SLURM_TIME_FORMAT=%s) or from local time as Slurm prints it."""
+    if text.isdigit():
+        return float(text) or None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def node_names(text: str) -> tuple[str, ...]:
+    """Names of a host list in a reply; none for an empty value. A form we cannot read stays one name, as it is."""
+    if text.strip() in _NO_VALUE:
+        return ()
+    try:
+        return expand(text)
+    except HostlistError:
+        return (text.strip(),)
+
+
+def text_value(text: str) -> str:
+    """A value without Slurm's ways to say "none"."""
+    return "" if text.strip() in {"", "(null)", "N/A", "n/a"} else text.strip()
+
+
+def node_states(text: str) -> frozenset[str]:
+    """Lower-case flags of a state such as "IDLE+DRAIN", "down*" or "MIXED+COMPLETING"."""
+    states = set()
+    for part in text.split("+"):
+        name = part.strip()
+        while name and name[-1] in _NODE_FLAGS:
+            states.add(_NODE_FLAGS[name[-1]])
+            name = name[:-1]
+        if name:
+            states.add(_NODE_STATES.get(name.lower(), name.lower()))
+    return frozenset(states)
+
+
+def gpu_count(gres: str) -> int:
+    """GPUs of a node's gres, such as "gpu:8", "gpu:a100:8(S:0-1),nic:2"."""
+    return sum(int(count) for count in re.findall(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][^:,(]*)?:(\d+)", gres))
+
+
+_WHOLE_LINES = (
+    "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment", "Reason", "OS"
+)  # fmt: skip
+
+
+def records(text: str, first_key: str) -> list[dict[str, str]]:
+    """The records of `scontrol show`: each begins with `first_key=` at the start of a line.
+
+    Values with blanks stand alone on their line, or last on the first (JobName).
+    """
+    found: list[dict[str, str]] = []
+    for line in text.splitlines():
+        rest = line.strip()
+        if line.startswith(first_key + "="):
+            found.append({})
+            rest, _, name = rest.partition(" JobName=")
+            if name:
+                found[-1]["JobName"] = name
+        if not found:
+            continue
+        key, _, value = rest.partition("=")
+        if key in _WHOLE_LINES:
+            found[-1].setdefault(key, value)
+        else:
+            for match in re.finditer(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", rest):
+                found[-1].setdefault(match[1], match[2])
+    return found
+
+
+def job_from_record(record: Mapping[str, str]) -> Job:
+    """A Job of one record of `scontrol show job`."""
+    state = job_state(record.get("JobState", ""))
+    code, signal = _exit_pair(record.get("ExitCode", ""))
+    derived, _ = _exit_pair(record.get("DerivedExitCode", ""))
+    tasks = record.get("ArrayTaskId", "")
+    raw_id = record["JobId"]
+    array_id = record.get("ArrayJobId")
+    return Job(
+        job_id=full_job_id(raw_id, array_id, tasks),
+        raw_id=raw_id,
+        array_id=array_id,
+        task_id=int(tasks) if tasks.isdigit() else None,
+        name=record.get("JobName", ""),
+        user=record.get("UserId", "").partition("(")[0],
+        state=state,
+        reason=text_value(record.get("Reason", "")),
+        partition=text_value(record.get("Partition", "")),
+        nodes=node_names(record.get("NodeList", "")),
+        node_count=int(re.match(r"\d*", record.get("NumNodes", ""))[0] or 0),  # type: ignore[index]
+        submit_time=time_stamp(record.get("SubmitTime", "")),
+        start_time=time_stamp(record.get("StartTime", "")),
+        end_time=time_stamp(record.get("EndTime", "")),
+        time_limit_seconds=duration_seconds(record.get("TimeLimit", "")),
+        exit_code=code if state.is_final else None,
+        exit_signal=signal if state.is_final else None,
+        derived_exit_code=derived if state.is_final else None,
+        comment=text_value(record.get("Comment", "")),
+        dependency=text_value(record.get("Dependency", "")),
+        excluded=node_names(record.get("ExcNodeList", "")),
+        pending_tasks=() if tasks.isdigit() else task_numbers(tasks),
+        working_directory=text_value(record.get("WorkDir", "")),
+        # for waiting tasks Slurm fills in the number that stands for "none"
+        output=text_value(record.get("StdOut", "")).replace("4294967294", "%a"),
+    )
+
+
+def full_job_id(raw_id: str, array_id: str | None, tasks: str) -> str:
+    """The id as people type it: "12", "12_3", or "12_[4-10%1]" for the waiting tasks of an array."""
+    if not array_id or not tasks:
+        return raw_id
+    return f"{array_id}_{tasks}" if tasks.isdigit() else f"{array_id}_[{tasks}]"
+
+
+def _exit_pair(text: str) -> tuple[int | None, int | None]:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]), int(match[2]) or None) if match else (None, None)
+
+
+def jobs_from_squeue(text: str) -> tuple[Job, ...]:
+    """Jobs of `squeue --format=SQUEUE_FORMAT`, which does not tell exit codes and output files."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split(SEPARATOR)
+        if len(fields) != SQUEUE_FORMAT.count(SEPARATOR) + 1:
+            continue
+        job_id, raw_id, array_id, tasks, name, user, state, reason, partition, nodes = fields[:10]
+        count, submitted, started, ended, limit, dependency, excluded, directory, comment = fields[10:]
+        in_array = text_value(tasks) != ""
+        jobs.append(
+            Job(
+                job_id=job_id,
+                raw_id=raw_id,
+                array_id=array_id if in_array else None,
+                task_id=int(tasks) if tasks.isdigit() else None,
+                name=name,
+                user=user,
+                state=job_state(state),
+                reason=text_value(reason),
+                partition=partition,
+                nodes=node_names(nodes),
+                node_count=int(count) if count.isdigit() else 0,
+                submit_time=time_stamp(submitted),
+                start_time=time_stamp(started),
+                end_time=time_stamp(ended),
+                time_limit_seconds=duration_seconds(limit),
+                comment=text_value(comment),
+                dependency=text_value(dependency),
+                excluded=node_names(excluded),
+                pending_tasks=task_numbers(tasks) if in_array and not tasks.isdigit() else (),
+                working_directory=directory,
+            )
+        )
+    return tuple(jobs)
+
+
+def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
+    """Nodes of `scontrol show nodes`."""
+    return tuple(
+        Node(
+            name=record["NodeName"],
+            states=node_states(record.get("State", "UNKNOWN")),
+            reason=text_value(record.get("Reason", "")),
+            cpus=int(record.get("CPUTot", "0")),
+            gpus=gpu_count(record.get("Gres", "")),
+            memory_megabytes=int(record.get("RealMemory", "0")),
+            partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
+        )
+        for record in records(text, "NodeName")
+    )
+
+
+def partitions_from_scontrol(text: str) -> tuple[Partition, ...]:
+    """Partitions of `scontrol show partitions`."""
+    return tuple(
+        Partition(
+            name=record["PartitionName"],
+            max_time_seconds=duration_seconds(record.get("MaxTime", "")),
+            node_names=node_names(record.get("Nodes", "")),
+            is_up=record.get("State", "") == "UP",
+            is_default=record.get("Default", "") == "YES",
+        )
+        for record in records(text, "PartitionName")
+    )

@@ -1,0 +1,44 @@
+"""The newest checkpoint is not whole, or `latest` names one that is not there: a resume falls back to an older one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown
+from trainer.contract import checkpoint_name
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """CRITICAL when no sound checkpoint was found at all, although there are some."""
+    checkpoints = snapshot.checkpoints
+    if isinstance(checkpoints, Unknown):
+        return
+    sound = checkpoints.newest_sound
+    bad = [entry for entry in checkpoints.examined if not entry.is_sound]
+    saving = any(
+        beat.phase == "saving" for job in signs.active_jobs(snapshot) for beat in signs.beats_of(snapshot, job)
+    )
+    if bad and saving and not bad[0].complete:
+        bad = bad[1:]
+    if bad:
+        lines = [
+            f"{checkpoint_name(entry.step)}: {entry.faults[0] if entry.faults else 'no manifest'}" for entry in bad
+        ]
+        fall_back = f"a resume takes {checkpoint_name(sound.step)}" if sound else "no sound checkpoint was found"
+        yield Finding(
+            "checkpoint-unsound",
+            Severity.WARNING if sound else Severity.CRITICAL,
+            f"{checkpoint_name(bad[0].step)} is not whole; {fall_back}",
+            subject=str(bad[0].step),
+            evidence=tuple(lines[:3]),
+        )
+    latest = checkpoints.latest
+    if isinstance(latest, int) and latest not in checkpoints.steps:
+        yield Finding(
+            "checkpoint-unsound",
+            Severity.WARNING if sound else Severity.CRITICAL,
+            f"latest names {checkpoint_name(latest)}, which is not there",
+            subject=f"latest-{latest}",
+        )

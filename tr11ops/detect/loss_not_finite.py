@@ -1,0 +1,31 @@
+"""The last logged loss is not a number: every step from here on is wasted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, known
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Looks at the last step only: a training that recovered by itself has skipped the bad batch."""
+    steps = known(snapshot.steps, ())
+    if not steps or math.isfinite(steps[-1].record.lm_loss):
+        return
+    bad = 0
+    for step in reversed(steps):
+        if math.isfinite(step.record.lm_loss):
+            break
+        bad += 1
+    first, last = steps[-bad].record, steps[-1].record
+    at_least = "" if bad < len(steps) else " at least"
+    yield Finding(
+        "loss-not-finite",
+        Severity.CRITICAL,
+        f"the loss is not a number since{at_least} iteration {first.iteration}",
+        evidence=(f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}",),
+        fix=signs.command(snapshot, "kill"),
+    )

@@ -1,0 +1,23 @@
+"""A job of this run is suspended: it holds its place and does nothing until someone resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.base import JobState
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each suspended job."""
+    for job in signs.active_jobs(snapshot):
+        if job.state is JobState.SUSPENDED:
+            yield Finding(
+                "suspended",
+                Severity.CRITICAL,
+                f"job {job.job_id} is suspended",
+                subject=job.job_id,
+                fix=signs.scheduler_command(snapshot, "scontrol resume", job),
+            )

@@ -1,0 +1,233 @@
+"""Everything that follows from a run card, without running anything: sizes, steps, rates, costs, attempts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tr11ops.runcard import RunCard
+from tr11ops.runcard_checks import card_warnings
+from trainer.model import flops
+from trainer.schedule import BatchLevel, batch_levels, consumed_samples_at, iterations_at, learning_rate_at
+
+SCHEMA = 1
+# What the 176B training reached on A100-80GB (spec/tr11.md 2.1): assumed for GPUs when nothing was measured.
+ASSUMED_TFLOPS = 149.0
+
+
+@dataclass(frozen=True)
+class RatePoint:
+    """The learning rate after `iteration` steps, and why that moment is of interest."""
+
+    moment: str
+    iteration: int
+    consumed_samples: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """One step at a given batch: micro batches of each replica, and the share of it that the pipeline idles."""
+
+    global_batch_size: int
+    gradient_accumulation_steps: int
+    bubble_share: float
+
+
+@dataclass(frozen=True)
+class Duration:
+    """How long the training takes. `basis` says what that rests on.
+
+    Steps of the ramp are scaled by micro batches and pipeline bubble; waits, faults, saves and evaluations are not in it.
+    """
+
+    basis: str
+    seconds_per_iteration: float  # at the full batch
+    tflops_per_gpu: float  # at the full batch, by the original's formula
+    days: float
+    node_hours: float
+    attempt_hours: float  # training time of one attempt
+    attempts: int  # needed for the whole training
+    array: str
+    asked_attempts: int
+    asked_days: float  # that the asked attempts train
+    asked_share: float  # of the whole training's time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """All derived numbers of one card. Bytes are bytes, times seconds unless named, FLOPs per step at the full batch."""
+
+    run: str
+    variant: str
+    card_hash: str
+    world_size: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    parameters: flops.ParameterCount
+    stages: tuple[flops.Stage, ...] | None
+    iterations: int
+    ramp_iterations: int
+    train_samples: int
+    trained_samples: int
+    tokens: int
+    levels: tuple[BatchLevel, ...]
+    first_step: StepShape
+    full_step: StepShape
+    rates: tuple[RatePoint, ...]
+    model_flops_per_iteration: int
+    hardware_flops_per_iteration: int
+    total_model_flops: int
+    weight_bytes: int
+    checkpoint_bytes: int
+    checkpoint_files: flops.CheckpointFiles
+    checkpoints: int
+    training_bytes: int
+    worker_state_bytes: int | None
+    duration: Duration | None
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object; `schema` rises when a key changes its meaning or goes."""
+        value = asdict(self)
+        value["parameters"] |= {
+            "total": self.parameters.total,
+            "without_embeddings": self.parameters.without_embeddings,
+        }
+        value["checkpoint_files"]["total"] = self.checkpoint_files.total
+        return {"schema": SCHEMA, **value}
+
+
+def estimate(
+    card: RunCard,
+    seconds_per_iteration: float | None = None,
+    assumed_tflops: float | None = None,
+    asked_attempts: int = 10,
+) -> Estimate:
+    """Every derived number of `card`.
+
+    `seconds_per_iteration` (at the full batch) or `assumed_tflops` (of each GPU, by the original's formula) give the
+    times; with neither, GPUs are assumed to reach what the 176B training reached, and CPUs give no times.
+    `asked_attempts` is the length of an array whose share of the training is wanted.
+    """
+    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
+    count = flops.count_parameters(model, vocabulary)
+    levels = batch_levels(card.batch)
+    iterations = sum(level.iterations for level in levels)
+    trained = levels[-1].consumed_samples + levels[-1].iterations * levels[-1].batch_size
+    stages = flops.stage_layout(model, card.parallel, vocabulary)
+    full = card.batch.global_batch_size
+    data_parallel = card.data_parallel_degree
+    return Estimate(
+        run=card.run.name,
+        variant=card.run.variant,
+        card_hash=card.digest,
+        world_size=card.world_size,
+        tensor_parallel=card.parallel.tensor,
+        pipeline_parallel=card.parallel.pipeline,
+        data_parallel=data_parallel,
+        parameters=count,
+        stages=stages,
+        iterations=iterations,
+        ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
+        train_samples=card.batch.train_samples,
+        trained_samples=trained,
+        tokens=trained * model.sequence_length,
+        levels=levels,
+        first_step=_step_shape(card, levels[0].batch_size),
+        full_step=_step_shape(card, full),
+        rates=_rate_points(card, levels, iterations),
+        model_flops_per_iteration=flops.model_flops(model, vocabulary, full),
+        hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full),
+        total_model_flops=flops.model_flops(model, vocabulary, trained),
+        weight_bytes=flops.weight_bytes(count.total, card.precision),
+        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision),
+        checkpoint_files=flops.deepspeed_checkpoint_files(
+            model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
+        ),
+        checkpoints=iterations // card.checkpoint.interval,
+        training_bytes=flops.training_bytes(count.total, card.precision),
+        worker_state_bytes=_largest_worker(card, stages),
+        duration=_duration(card, levels, seconds_per_iteration, assumed_tflops, asked_attempts),
+        warnings=tuple(str(warning) for warning in card_warnings(card)),
+    )
+
+
+def _step_shape(card: RunCard, batch: int) -> StepShape:
+    micro_batches = batch // (card.batch.micro_batch_size * card.data_parallel_degree)
+    return StepShape(batch, micro_batches, flops.bubble_share(micro_batches, card.parallel.pipeline))
+
+
+def _largest_worker(card: RunCard, stages: tuple[flops.Stage, ...] | None) -> int | None:
+    if stages is None:
+        return None
+    largest = max(stage.parameters_per_worker for stage in stages)
+    return flops.worker_state_bytes(largest, card.precision, card.data_parallel_degree)
+
+
+def _rate_points(card: RunCard, levels: tuple[BatchLevel, ...], iterations: int) -> tuple[RatePoint, ...]:
+    """First step, end of warm-up and ramp, tenths of the training, end of the decay, end; in the order of the steps."""
+    trained = consumed_samples_at(iterations, card.batch)
+    moments = {1: "first step", iterations: "end"}
+    for tenth in range(2, 10, 2):
+        moments.setdefault(max(1, iterations_at(trained * tenth // 10, card.batch)), f"{tenth}0 % of the samples")
+    if levels[-1].first_iteration > 1:
+        moments[levels[-1].first_iteration - 1] = "end of the batch ramp"
+    decay = card.decay_samples if card.schedule.decay_style != "constant" else 0
+    for samples, moment in ((card.schedule.warmup_samples, "end of the warm-up"), (decay, "end of the decay")):
+        if 0 < samples < trained:
+            moments[max(1, iterations_at(samples, card.batch))] = moment
+    points = []
+    for iteration in sorted(moments):
+        samples = consumed_samples_at(iteration, card.batch)
+        rate = learning_rate_at(samples, card.schedule, card.decay_samples)
+        points.append(RatePoint(moments[iteration], iteration, samples, rate))
+    return tuple(points)
+
+
+def _duration(
+    card: RunCard, levels: tuple[BatchLevel, ...], measured: float | None, assumed: float | None, asked: int
+) -> Duration | None:
+    model, vocabulary, full = card.model, card.tokenizer.padded_vocabulary_size, card.batch.global_batch_size
+    rate_at_one_second = flops.tflops_per_gpu(model, vocabulary, full, 1.0, card.world_size)
+    if measured is not None:
+        seconds, basis = measured, f"{measured:g} s per iteration, as given"
+    elif assumed is not None:
+        seconds, basis = rate_at_one_second / assumed, f"{assumed:g} TFLOPs per GPU, as given"
+    elif card.slurm.gpus_per_node:
+        seconds = rate_at_one_second / ASSUMED_TFLOPS
+        basis = f"{ASSUMED_TFLOPS:g} TFLOPs per GPU, assumed (A100, 176B)"
+    else:
+        return None
+    total = sum(level.iterations * _scaled(card, level.batch_size, seconds) for level in levels)
+    usable = _attempt_seconds(card)
+    attempts = max(1, math.ceil(total / usable))
+    return Duration(
+        basis=basis,
+        seconds_per_iteration=seconds,
+        tflops_per_gpu=rate_at_one_second / seconds,
+        days=total / 86400,
+        node_hours=total / 3600 * card.slurm.nodes,
+        attempt_hours=usable / 3600,
+        attempts=attempts,
+        array=f"1-{attempts}%1",
+        asked_attempts=asked,
+        asked_days=min(asked * usable, total) / 86400,
+        asked_share=min(1.0, asked * usable / total),
+    )
+
+
+def _scaled(card: RunCard, batch: int, seconds: float) -> float:
+    """Seconds of a step of `batch`, when one of the full batch takes `seconds`: a 1F1B pipeline's slots, counted."""
+    idle = card.parallel.pipeline - 1
+    chunk = card.batch.micro_batch_size * card.data_parallel_degree
+    return seconds * (batch // chunk + idle) / (card.batch.global_batch_size // chunk + idle)
+
+
+def _attempt_seconds(card: RunCard) -> float:
+    """Time of one attempt, at least a second: until its exit duration or its early signal, whichever comes first."""
+    until_signal: float = card.time_limit_seconds - (card.slurm.signal_seconds_before_limit or 0)
+    minutes = card.run.exit_duration_minutes
+    return max(1.0, until_signal if minutes is None else min(until_signal, minutes * 60))

@@ -1,0 +1,277 @@
+"""Everything a launch must know before it submits, observed once. What could not be observed is `Unknown`, not absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
+from tr11ops.evidence import cause, read_exclusions
+from tr11ops.launch.datasets import DatasetFacts, look_at
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.snapshot import Exclusion, Observed, Unknown, known
+from trainer.contract import Manifest, checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for a single job."""
+
+    array: str | None = None
+    tasks: int = 1
+    exclude: tuple[str, ...] = ()
+    after: str | None = None
+    on_scheduler: bool = True  # False for a foreground training
+
+
+@dataclass(frozen=True)
+class PlaceFacts:
+    """Whether the run directory can be written to. `fault` is empty when it can, or could be made."""
+
+    fault: str
+    free_bytes: Observed[int]
+
+
+@dataclass(frozen=True)
+class KillSwitchFacts:
+    """The stop file: set or not, by whom; and the other run that it belongs to, if any."""
+
+    is_set: bool
+    who: str = ""
+    why: str = ""
+    other_run: str = ""
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """The tokenizer of the card. `size` is None where the card names none; `fault` says why it cannot be used."""
+
+    size: int | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """The run's checkpoints, judged by manifest and file sizes, in the order in which the trainer tries them.
+
+    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing.
+    `rejected`: (step, fault) of those tried before the one that a resume would load. `manifest`: of that one, or None.
+    """
+
+    steps: tuple[int, ...]
+    latest: Observed[int | None]
+    rejected: tuple[tuple[int, str], ...]
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """All observations of one moment (`time`, seconds since the epoch)."""
+
+    time: float
+    user: str
+    jobs: Observed[tuple[Job, ...]]
+    nodes: Observed[tuple[Node, ...]]
+    partitions: Observed[tuple[Partition, ...]]
+    after: Observed[Job | None]
+    submissions: Observed[tuple[Submission, ...]]
+    elsewhere: tuple[str, ...]  # what another scheduler still has of this run
+    foreground: tuple[str, ...]  # trainings without a scheduler that live on this machine
+    exclusions: Observed[tuple[Exclusion, ...]]
+    place: PlaceFacts
+    kill_switch: KillSwitchFacts
+    datasets: tuple[DatasetFacts, ...]
+    tokenizer: TokenizerFacts
+    checkpoints: Observed[CheckpointFacts]
+
+
+def observe_launch(
+    card: RunCard,
+    directory: RunDirectory,
+    request: LaunchRequest,
+    scheduler: Scheduler | None,
+    other_scheduler: Callable[[str], Scheduler],
+    user: str,
+) -> LaunchFacts:
+    """Look at the scheduler and the file system; changes nothing and creates nothing.
+
+    `scheduler` is None for a foreground training. `other_scheduler` opens the one that an older submission names.
+    """
+    submissions = _observed(lambda: tuple(directory.read_submissions()))
+    own = scheduler.name if scheduler else ""
+    return LaunchFacts(
+        time=now(),
+        user=user,
+        jobs=_observed(lambda: scheduler.jobs() if scheduler else ()),
+        nodes=_observed(lambda: scheduler.nodes() if scheduler else ()),
+        partitions=_observed(lambda: scheduler.partitions() if scheduler else ()),
+        after=_observed(lambda: scheduler.job(request.after) if scheduler and request.after else None),
+        submissions=submissions,
+        elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
+        foreground=foreground_trainings(directory),
+        exclusions=read_exclusions(directory.exclusions),
+        place=_place(directory),
+        kill_switch=_kill_switch(directory),
+        datasets=tuple(look_at(prefix) for prefix in card.data.prefixes),
+        tokenizer=_tokenizer(card),
+        checkpoints=_observed(lambda: _checkpoints(directory)),
+    )
+
+
+def _observed(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (SchedulerError, OSError, ValueError, KeyError, TypeError) as error:
+        return Unknown(cause(error))
+
+
+# ----------------------------------------------------------------------------- where it would run already
+def _elsewhere(
+    directory: RunDirectory, submissions: tuple[Submission, ...], own: str, other_scheduler: Callable[[str], Scheduler]
+) -> tuple[str, ...]:
+    """Jobs of this run that a scheduler other than ours still has, in words."""
+    found = []
+    for kind in sorted({entry.scheduler for entry in submissions} - {own}):
+        try:
+            jobs = other_scheduler(kind).jobs()
+        except (SchedulerError, OSError, ValueError):
+            continue  # it is gone with its machine; the trainer's lease on the checkpoints still guards them
+        for job in jobs:
+            mark = parse_comment(job.comment)
+            if mark is not None and mark[1] == directory.mark and not job.state.is_final:
+                found.append(f"job {job.job_id} ({kind}, {job.state})")
+    return tuple(found)
+
+
+def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
+    """Foreground trainings of this run that are alive on this machine, in words."""
+    found = []
+    for job_id in directory.attempt_ids():
+        if not job_id.startswith("foreground"):
+            continue
+        folder = directory.paths.attempt(job_id)
+        record = _observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
+        if not isinstance(record, dict) or (folder / "verdict.json").exists() or record.get("batch_host") != host_name():
+            continue
+        if _is_alive(record.get("pid"), record.get("start")):
+            found.append(f"tr11 train, process {record['pid']} on {record['batch_host']}")
+    return tuple(found)
+
+
+def _is_alive(pid: object, started: object) -> bool:
+    """True when the process that wrote `started` (seconds since the epoch) still lives, and is not a successor of its id."""
+    if not isinstance(pid, int) or not isinstance(started, float):
+        return False
+    try:
+        return psutil.Process(pid).create_time() <= started + 1.0
+    except psutil.Error:
+        return False
+
+
+# ----------------------------------------------------------------------------- the file system
+def _place(directory: RunDirectory) -> PlaceFacts:
+    """Look at the folders that the run writes to, or at the nearest existing parent of those that are missing."""
+    paths = directory.paths
+    fault = ""
+    for wanted in (directory.root, paths.state, paths.checkpoints, paths.logs, directory.journal):
+        folder = _nearest(wanted)
+        if not folder.is_dir():
+            fault = f"{folder} is not a folder"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            fault = f"{folder} cannot be written to"
+        if fault:
+            break
+    return PlaceFacts(fault, _observed(lambda: shutil.disk_usage(_nearest(paths.checkpoints)).free))
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself if something is there, else its nearest parent that exists."""
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
+    held = directory.read_kill_switch()
+    return KillSwitchFacts(
+        is_set=directory.kill_switch_is_set(),
+        who=str(held.get("who", "")),
+        why=str(held.get("why", "")),
+        other_run=owner_of_kill_switch(directory),
+    )
+
+
+def kill_switch_claim(kill_switch: Path) -> Path:
+    """The note beside a kill switch outside the run directory: which run it belongs to."""
+    return kill_switch.with_name(f".{kill_switch.name}.run")
+
+
+def owner_of_kill_switch(directory: RunDirectory) -> str:
+    """The other run that the kill switch belongs to; empty when there is none.
+
+    It belongs to the run in whose directory it lies, or to the one that was launched with it first.
+    """
+    root = Path(os.path.realpath(directory.root))
+    for parent in Path(os.path.realpath(directory.kill_switch.parent) + "/x").parents:
+        if parent == root:
+            return ""
+        if (parent / "state" / "submissions").is_dir():
+            return str(parent)
+    claim = _observed(lambda: read_json(kill_switch_claim(directory.kill_switch)))
+    owner = str(claim.get("directory", "")) if isinstance(claim, dict) else ""
+    return owner if owner and Path(owner) != root and Path(owner).is_dir() else ""
+
+
+def _tokenizer(card: RunCard) -> TokenizerFacts:
+    if card.tokenizer.path is None:
+        return TokenizerFacts()
+    path = Path(card.tokenizer.path) / "tokenizer.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = value["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = (entry["id"] for entry in value.get("added_tokens", ()))
+        return TokenizerFacts(size=1 + max((*ids, *added), default=-1))
+    except OSError as error:
+        return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
+    except (ValueError, KeyError, TypeError):
+        return TokenizerFacts(fault=f"{path} is not a tokenizer")
+
+
+def _checkpoints(directory: RunDirectory) -> CheckpointFacts:
+    folder = directory.paths.checkpoints
+    steps = checkpoint_steps(folder)
+    latest = _observed(lambda: read_latest(folder))
+    named = latest if isinstance(latest, int) else None
+    rejected: list[tuple[int, str]] = []
+    # The trainer's order: what `latest` names, then what is older than it, newest first; what is newer comes last.
+    for step in sorted(steps, key=lambda step: (named is not None and step > named, -step)):
+        manifest, fault = _verify(directory, step)
+        if not fault:
+            return CheckpointFacts(tuple(steps), latest, tuple(rejected), manifest)
+        rejected.append((step, fault))
+    return CheckpointFacts(tuple(steps), latest, tuple(rejected), None)
+
+
+def _verify(directory: RunDirectory, step: int) -> tuple[Manifest | None, str]:
+    """The manifest of one checkpoint and its first fault; an empty fault means that it is whole."""
+    folder = directory.paths.checkpoint(step)
+    try:
+        manifest = Manifest.read(folder)
+    except ValueError as error:
+        return None, str(error)
+    if manifest is None:
+        return None, "it has no manifest, so it was not finished"
+    if manifest.step != step:
+        return manifest, f"its manifest is of step {manifest.step}"
+    faults = manifest_faults(folder, manifest, read_digests=False)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return manifest, f"{faults[0]}{more}" if faults else ""

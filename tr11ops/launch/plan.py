@@ -1,0 +1,127 @@
+"""What a launch would do, decided before anything is done: `--dry-run` prints it, and submitting carries it out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.cluster.base import BatchRequest
+from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.render import agent_command, render_script
+from tr11ops.runcard import RunCard, resolved
+from tr11ops.rundir import RunDirectory
+
+DEFAULT_OUTPUT = "%x-%A_%a.out"
+SINGLE_OUTPUT = "%x-%j.out"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One submission, complete. `card` is the resolved card, as the trainer will read it."""
+
+    tag: str
+    directory: RunDirectory
+    request: BatchRequest
+    tasks: int
+    card: dict[str, Any]
+    variant: str
+
+    @property
+    def output(self) -> Path:
+        """Where the scheduler writes the batch script's output, patterns included."""
+        return self.request.working_directory / self.request.output
+
+    @property
+    def test_request(self) -> BatchRequest:
+        """The request for a trial: the run directory may not exist yet, and a trial must not make it."""
+        folder = self.request.working_directory
+        while not folder.is_dir() and folder != folder.parent:
+            folder = folder.parent
+        return replace(self.request, working_directory=folder)
+
+
+def plan_launch(card: RunCard, directory: RunDirectory, request: LaunchRequest, excluded: Iterable[str], tag: str) -> LaunchPlan:
+    """The plan for a card. Raises ValueError when a path of it cannot stand in a batch script."""
+    slurm = card.slurm
+    paths = directory.submission(tag)
+    output = SINGLE_OUTPUT if request.array is None and slurm.output == DEFAULT_OUTPUT else slurm.output
+    batch = BatchRequest(
+        script="",
+        name=card.run.name,
+        nodes=slurm.nodes,
+        time_limit_seconds=card.time_limit_seconds,
+        output=os.path.join(os.path.relpath(paths.folder, directory.root), output),
+        working_directory=directory.root,
+        array=request.array,
+        gpus_per_node=slurm.gpus_per_node,
+        cpus_per_task=slurm.cpus_per_task,
+        partition=slurm.partition,
+        account=slurm.account,
+        constraint=slurm.constraint,
+        reservation=slurm.reservation,
+        quality_of_service=slurm.quality_of_service,
+        dependency=f"afterany:{request.after}" if request.after else None,
+        exclude=tuple(excluded),
+        comment=" ".join(filter(None, (directory.comment(tag), slurm.comment))),
+        signal_seconds_before_limit=slurm.signal_seconds_before_limit,
+    )
+    script = render_script(
+        batch, card.run.variant, tag, agent_command(paths.card, tag), slurm.setup, slurm.environment, slurm.hint
+    )
+    return LaunchPlan(tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant)
+
+
+def resolved_card(card: RunCard) -> dict[str, Any]:
+    """The resolved card with the number of workers filled in, which a card may leave to its GPUs."""
+    value = resolved(card)
+    return {**value, "slurm": {**value["slurm"], "workers_per_node": card.slurm.workers}}
+
+
+def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[str, str]]:
+    """The plan for a person: (word, value) pairs."""
+    request = plan.request
+    tasks = f"array {request.array}: {plan.tasks} task(s), one after another" if request.array else "one job"
+    workers = f"{request.nodes} nodes x {card.slurm.workers} workers"
+    gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
+    minutes = card.run.exit_duration_minutes
+    leaves = f", the trainer leaves after {minutes:g} min" if minutes else ""
+    rows = [
+        ("run", f"{request.name}/{plan.variant}"),
+        ("directory", str(plan.directory.root)),
+        ("scheduler", scheduler + (f", partition {request.partition}" if request.partition else "")),
+        ("job", tasks),
+        ("workers", workers + gpus),
+        ("time limit", card.slurm.time_limit + leaves),
+    ]
+    if request.dependency:
+        rows.append(("starts after", request.dependency.partition(":")[2]))
+    if request.exclude:
+        rows.append(("exclude", ",".join(request.exclude)))
+    rows += [("kill switch", str(plan.directory.kill_switch)), ("output", str(plan.output))]
+    return rows
+
+
+def plan_value(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan for a machine."""
+    request = plan.request
+    return {
+        "tag": plan.tag,
+        "run": request.name,
+        "variant": plan.variant,
+        "directory": str(plan.directory.root),
+        "array": request.array,
+        "tasks": plan.tasks,
+        "nodes": request.nodes,
+        "gpus_per_node": request.gpus_per_node,
+        "time_limit_seconds": request.time_limit_seconds,
+        "partition": request.partition,
+        "dependency": request.dependency,
+        "exclude": list(request.exclude),
+        "comment": request.comment,
+        "output": str(plan.output),
+        "kill_switch": str(plan.directory.kill_switch),
+        "script": request.script,
+    }

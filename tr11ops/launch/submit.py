@@ -1,0 +1,178 @@
+"""Carrying out a launch plan: one launch at a time, everything kept, and no job that nobody knows of."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.journal import Journal
+from tr11ops.launch.facts import kill_switch_claim
+from tr11ops.launch.plan import LaunchPlan
+from tr11ops.rundir import Submission, SubmissionPaths, make_shared, parse_comment, write_text
+from trainer.contract import host_name, write_json
+
+VERSIONED = ("tr11", "torch", "deepspeed", "numpy", "transformers")
+LOOKUPS = 5
+LOOKUP_PAUSE_SECONDS = 2.0
+
+
+class LaunchBusy(SchedulerError):
+    """Another launch of this run is under way at this moment."""
+
+
+class SubmissionUnknown(SchedulerUnreachable):
+    """The scheduler's answer was lost, so the job may exist. `tag` is what it is found by."""
+
+    def __init__(self, tag: str, why: str):
+        super().__init__(f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`")
+        self.tag = tag
+
+
+@contextmanager
+def launch_lock(path: Path) -> Iterator[None]:
+    """Hold the run's launch lock for a block of code. Raises as `hold_launch_lock` does."""
+    descriptor = hold_launch_lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hold_launch_lock(path: Path) -> int:
+    """Take the run's launch lock; returns the open descriptor that holds it. The kernel gives it back when it is closed.
+
+    Raises LaunchBusy when another launch holds it, OSError when it cannot be made. A file system without locks leaves
+    launches unguarded against each other; the trainer's lease on the checkpoints still holds.
+    """
+    make_shared(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o664)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
+            return descriptor
+        os.close(descriptor)
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise LaunchBusy("another launch or training of this run is under way; look with `tr11 status`") from None
+        raise
+    return descriptor
+
+
+def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) -> None:
+    """Keep what a submission was made from: the card as written, as resolved, and the versions of what will run."""
+    write_text(paths.card_toml, card_toml)
+    write_json(paths.card, card)
+    write_json(paths.versions, versions())
+
+
+def versions() -> dict[str, str]:
+    """Versions of what will run, read from the installation without importing anything."""
+    found = {"python": platform.python_version(), "host": platform.node(), "system": platform.platform()}
+    for name in VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def submit(
+    plan: LaunchPlan,
+    scheduler: Scheduler,
+    card_toml: str,
+    user: str,
+    why: str = "",
+    pause: Callable[[float], None] = time.sleep,
+) -> Submission:
+    """Keep script, card and versions, submit, and record the job id. The caller holds the launch lock.
+
+    Raises SchedulerError with the scheduler's reason (nothing was submitted), SubmissionUnknown when its answer was lost
+    and the job could not be found by its comment either, OSError when the run directory cannot be written to.
+    """
+    directory, request = plan.directory, plan.request
+    journal = Journal(directory.journal)
+    paths = directory.submission(plan.tag)
+    write_text(paths.script, request.script)
+    keep_inputs(paths, card_toml, plan.card)
+    _claim_kill_switch(plan)
+    record = _record(plan, scheduler, user)
+    directory.write_submission(replace(record, note="being submitted"))
+    journal.write("launch", why, {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name}, user)
+    try:
+        job_id = scheduler.submit(request)
+    except SchedulerUnreachable as error:
+        found = _look_up(plan.tag, scheduler, pause)
+        if found is None:
+            directory.write_submission(replace(record, note=f"the scheduler's answer was lost: {error}"))
+            journal.write("launch-unknown", str(error), {"tag": plan.tag}, user)
+            raise SubmissionUnknown(plan.tag, str(error)) from None
+        job_id = found
+    except SchedulerError as error:
+        paths.record.unlink(missing_ok=True)
+        journal.write("launch-refused", str(error), {"tag": plan.tag}, user)
+        raise
+    done = replace(record, job_id=job_id)
+    directory.write_submission(done)
+    journal.write("submitted", why, {"tag": plan.tag, "job_id": job_id}, user)
+    return done
+
+
+def _record(plan: LaunchPlan, scheduler: Scheduler, user: str) -> Submission:
+    request = plan.request
+    return Submission(
+        tag=plan.tag,
+        job_id=None,
+        scheduler=scheduler.name,
+        time=time.time(),
+        user=user,
+        host=host_name(),
+        run=request.name,
+        variant=plan.variant,
+        array=request.array,
+        nodes=request.nodes,
+        card_hash=str(plan.card["derived"]["card_hash"]),
+        dependency=request.dependency,
+        excluded=request.exclude,
+    )
+
+
+def _look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None]) -> str | None:
+    """The job that carries a tag, once the scheduler answers again; None when it does not, or has no such job.
+
+    A submission whose answer was lost may have been taken all the same (spec/slurm-facts.md P20).
+    """
+    for attempt in range(LOOKUPS):
+        if attempt:
+            pause(LOOKUP_PAUSE_SECONDS)
+        try:
+            jobs = scheduler.jobs()
+        except SchedulerUnreachable:
+            continue
+        for job in jobs:
+            mark = parse_comment(job.comment)
+            if mark and mark[0] == tag:
+                return job.array_id or job.raw_id
+    return None
+
+
+def _claim_kill_switch(plan: LaunchPlan) -> None:
+    """Leave a note beside a kill switch outside the run directory, so that no other run takes the same file."""
+    directory = plan.directory
+    inside = Path(os.path.realpath(directory.root))
+    if inside in Path(os.path.realpath(directory.kill_switch)).parents:
+        return
+    claim: dict[str, Any] = {"directory": str(inside), "run": plan.request.name, "variant": plan.variant}
+    make_shared(directory.kill_switch.parent)
+    write_json(kill_switch_claim(directory.kill_switch), claim)

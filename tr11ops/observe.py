@@ -1,0 +1,149 @@
+"""Looks once at a run: scheduler and run directory become one Snapshot. At most two calls to the scheduler.
+
+Nothing here raises for what could not be seen: that is `Unknown`, with its reason, in the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tr11ops import evidence
+from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+T = TypeVar("T")
+
+
+def facts_of(card: RunCard, typed: str = "") -> RunFacts:
+    """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
+    minutes = card.run.exit_duration_minutes
+    return RunFacts(
+        name=card.run.name,
+        variant=card.run.variant,
+        directory=card.paths.root,
+        kill_switch=card.kill_switch,
+        card=typed,
+        nodes=card.slurm.nodes,
+        total_iterations=card.total_iterations,
+        checkpoint_interval=card.checkpoint.interval,
+        task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
+    )
+
+
+def scheduler_kind(directory: RunDirectory) -> str | None:
+    """The kind of scheduler that the newest submission went to; None when nothing readable says."""
+    submissions, _ = evidence.read_submissions(directory)
+    return next((entry.scheduler for entry in known(submissions, ()) if entry.scheduler), None)
+
+
+def observe(
+    directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float, read_digests: bool = False
+) -> Snapshot:
+    """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into the snapshot).
+
+    `now` is the moment, in seconds since the epoch. `read_digests` also compares the newest checkpoint's digests with
+    its manifest, which reads all its bytes.
+    """
+    jobs, nodes = _ask(scheduler, facts.name)
+    name = scheduler.name if not isinstance(scheduler, Unknown) else ""
+    if not directory.exists:
+        why = Unknown(f"{directory.root} is not there: nothing was launched yet, or its file system is not mounted")
+        mine, namesakes = _split(jobs, directory, facts.variant, ())
+        return Snapshot(
+            time=now,
+            run=facts,
+            scheduler=name,
+            jobs=mine,
+            nodes=nodes,
+            steps=why,
+            heartbeats=why,
+            attempts=why,
+            checkpoints=why,
+            kill_switch=evidence.read_kill_switch(facts.kill_switch) or why,
+            exclusions=why,
+            submissions=why,
+            namesakes=namesakes,
+        )
+    paths = directory.paths
+    submissions, submission_doubts = evidence.read_submissions(directory)
+    mine, namesakes = _split(jobs, directory, facts.variant, known(submissions, ()))
+    heartbeats, heartbeat_doubts = evidence.read_heartbeats(paths)
+    return Snapshot(
+        time=now,
+        run=facts,
+        scheduler=name,
+        jobs=mine,
+        nodes=nodes,
+        steps=evidence.read_steps(paths),
+        heartbeats=heartbeats,
+        attempts=evidence.read_attempts(paths),
+        checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests),
+        kill_switch=evidence.read_kill_switch(facts.kill_switch),
+        exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ())),
+        submissions=submissions,
+        namesakes=namesakes,
+        doubts=(*heartbeat_doubts, *submission_doubts),
+    )
+
+
+def _ask(scheduler: Scheduler | Unknown, name: str) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
+    """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its whole time-out)."""
+    if isinstance(scheduler, Unknown):
+        return scheduler, scheduler
+    jobs = _call(lambda: scheduler.jobs(name=name))
+    if isinstance(jobs, Unknown):
+        return jobs, Unknown(jobs.why)
+    return jobs, _call(scheduler.nodes)
+
+
+def _call(call: Callable[[], T]) -> Observed[T]:
+    try:
+        return call()
+    except SchedulerUnreachable as error:
+        return Unknown(evidence.cause(error))
+    except (SchedulerError, OSError, ValueError) as error:
+        return Unknown(f"it answered with an error: {evidence.cause(error)}")
+
+
+def _split(
+    jobs: Observed[tuple[Job, ...]], directory: RunDirectory, variant: str, submissions: tuple[Submission, ...]
+) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
+    if isinstance(jobs, Unknown):
+        return jobs, ()
+    mine = tuple(job for job in jobs if belongs(job, directory, variant, submissions))
+    kept = frozenset(map(id, mine))
+    return mine, tuple(job for job in jobs if id(job) not in kept)
+
+
+def belongs(job: Job, directory: RunDirectory, variant: str, submissions: tuple[Submission, ...]) -> bool:
+    """Whether a job of the right name is of this very run: by the mark in its comment, else by a recorded job id.
+
+    Another user's, another directory's or another variant's job of the same name is not. Ids alone are trusted only
+    for a job submitted no earlier than the record was begun, because schedulers reuse ids after a reset.
+    """
+    marked = parse_comment(job.comment)
+    by_tag = {entry.tag: entry for entry in submissions}
+    if marked is not None:
+        tag, mark = marked
+        return mark == directory.mark and (tag not in by_tag or by_tag[tag].variant == variant)
+    for entry in submissions:
+        if entry.job_id is not None and entry.job_id in {job.raw_id, job.array_id} and entry.variant == variant:
+            return job.submit_time is None or job.submit_time >= entry.time - 60.0
+    return False
+
+
+def _exclusions(listed: Observed[tuple[Exclusion, ...]], jobs: tuple[Job, ...]) -> Observed[tuple[Exclusion, ...]]:
+    """The run's own list, and the nodes that its queued or running jobs exclude for other reasons."""
+    if isinstance(listed, Unknown):
+        return listed
+    found = {entry.node: entry for entry in listed}
+    for job in jobs:
+        if job.state is JobState.PENDING or job.state.is_active:
+            for node in job.excluded:
+                found.setdefault(node, Exclusion(node, why=f"excluded by job {job.job_id}"))
+    return tuple(found[name] for name in sorted(found))

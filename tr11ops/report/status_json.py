@@ -1,0 +1,136 @@
+"""`tr11 status --json`: the same observation for programs. The format is described in docs/status-json.md."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from tr11ops.cluster.base import Job
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding
+from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from tr11ops.verdict import Verdict
+from trainer.contract import EndMarker
+
+SCHEMA = 1
+
+
+def status_document(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict) -> dict[str, Any]:
+    """The document. null means unknown or not there; every unknown has a line in `unknown`. Plain JSON values only."""
+    steps = known(snapshot.steps, ())
+    last = steps[-1].record if steps else None
+    remaining = signs.remaining_seconds(snapshot)
+    return {
+        "schema": SCHEMA,
+        "time": _stamp(snapshot.time),
+        "run": {
+            "name": snapshot.run.name, "variant": snapshot.run.variant, "directory": str(snapshot.run.directory),
+            "nodes_wanted": snapshot.run.nodes,
+        },
+        "verdict": verdict.word.value,
+        "why": verdict.why,
+        "exit_code": verdict.exit_code,
+        "scheduler": snapshot.scheduler or None,
+        "jobs": None if isinstance(snapshot.jobs, Unknown) else [_job(job) for job in snapshot.jobs],
+        "nodes": _nodes(snapshot),
+        "iteration": signs.iteration(snapshot),
+        "total_iterations": signs.total_iterations(snapshot),
+        "loss": _finite(last.lm_loss) if last else None,
+        "loss_is_finite": math.isfinite(last.lm_loss) if last else None,
+        "seconds_per_iteration": signs.seconds_per_iteration(snapshot),
+        "tflops": _finite(last.tflops) if last else None,
+        "learning_rate": _finite(last.learning_rate) if last else None,
+        "global_batch_size": last.global_batch_size if last else None,
+        "consumed_samples": last.consumed_samples if last else None,
+        "consumed_tokens": last.consumed_tokens if last else None,
+        "remaining_seconds": remaining,
+        "eta": None if remaining is None else _stamp(snapshot.time + remaining),
+        "queue_coverage_seconds": signs.queue_coverage_seconds(snapshot),
+        "last_attempts": _attempts(snapshot),
+        "last_checkpoint": _checkpoint(snapshot),
+        "kill_switch": _switch(snapshot),
+        "exclusions": None if isinstance(snapshot.exclusions, Unknown) else [
+            {"node": entry.node, "why": entry.why, "owner": entry.owner, "until": _stamp(entry.until)}
+            for entry in snapshot.exclusions
+        ],
+        "findings": [
+            {
+                "detector": finding.detector, "severity": finding.severity.name.lower(), "title": finding.title,
+                "subject": finding.subject, "evidence": list(finding.evidence), "fix": finding.fix or None,
+            }
+            for finding in findings
+        ],
+        "unknown": list(snapshot.unknowns()),
+    }  # fmt: skip
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.job_id, "raw_id": job.raw_id, "state": job.state.value, "reason": job.reason or None,
+        "nodes": list(job.nodes), "node_count": len(job.nodes) or job.node_count,
+        "tasks": max(1, len(job.pending_tasks)),
+        "start": _stamp(job.start_time), "end": _stamp(job.end_time), "time_limit_seconds": job.time_limit_seconds,
+        "exit_code": job.exit_code, "derived_exit_code": job.derived_exit_code,
+    }  # fmt: skip
+
+
+def _nodes(snapshot: Snapshot) -> list[str] | None:
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    return sorted({node for job in signs.active_jobs(snapshot) for node in job.nodes})
+
+
+def _attempts(snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    return None if isinstance(snapshot.attempts, Unknown) else [_attempt(attempt) for attempt in snapshot.attempts]
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    end = attempt.end if isinstance(attempt.end, EndMarker) else None
+    return {
+        "id": attempt.label or attempt.job_id, "raw_id": attempt.job_id, "start": _stamp(attempt.start),
+        "end_marker": None if end is None else {
+            "reason": end.reason, "iteration": end.iteration, "checkpoint_step": end.checkpoint_step,
+            "restart": end.restart, "message": end.message, "time": _stamp(end.time),
+        },
+    }  # fmt: skip
+
+
+def _checkpoint(snapshot: Snapshot) -> dict[str, Any] | None:
+    if isinstance(snapshot.checkpoints, Unknown):
+        return None
+    sound = snapshot.checkpoints.newest_sound
+    if sound is None:
+        return None
+    age = None if sound.created is None else max(0.0, snapshot.time - sound.created)
+    latest = snapshot.checkpoints.latest
+    return {
+        "step": sound.step, "age_seconds": age, "verified": sound.verified or None, "bytes": sound.bytes,
+        "latest": None if isinstance(latest, Unknown) else latest, "count": len(snapshot.checkpoints.steps),
+    }  # fmt: skip
+
+
+def _switch(snapshot: Snapshot) -> dict[str, Any] | None:
+    switch = snapshot.kill_switch
+    if isinstance(switch, Unknown):
+        return None
+    if switch is None:
+        return {"set": False, "path": str(snapshot.run.kill_switch), "who": None, "time": None, "why": None}
+    return {
+        "set": True, "path": str(switch.path), "who": switch.who or None, "time": _stamp(switch.time),
+        "why": switch.why or None,
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _stamp(time: float | None) -> str | None:
+    """ISO 8601 in UTC, to the second; None for a time that is not known or that no calendar holds."""
+    if time is None:
+        return None
+    try:
+        return datetime.fromtimestamp(time, tz=UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None

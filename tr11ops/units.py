@@ -1,0 +1,35 @@
+"""Numbers as people read them: durations, sizes, counts."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `42 s`, `3 min 20 s`, `5 h 07 min`, `12 d 3 h`."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 and whole < 600 else "")
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(count: float) -> str:
+    """Bytes in binary units: `327.8 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def quantity(count: float) -> str:
+    """A large count in three or four digits: `950`, `12.3 k`, `47.8 M`, `97.8 B`."""
+    if count < 10_000:
+        return f"{count:.0f}"
+    for unit in ("k", "M", "B"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} T"

@@ -1,0 +1,180 @@
+"""The one word about a run, and the sentence that says why. Pure: a function of what was seen and what was found.
+
+RUNNING is not alive, PENDING is not waiting, silence is not absence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import KillSwitch, Snapshot, Unknown
+from tr11ops.units import duration
+
+
+class Word(StrEnum):
+    """What a run is, seen from the bed of the person on call."""
+
+    HEALTHY = "healthy"
+    STARTING = "starting"
+    QUEUED = "queued"
+    STALLED = "stalled"
+    DOWN = "down"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+EXIT_CODES = {Word.STALLED: 1, Word.DOWN: 1, Word.UNKNOWN: 3}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word, and one sentence of why, without a full stop."""
+
+    word: Word
+    why: str
+
+    @property
+    def exit_code(self) -> int:
+        """0: nobody needs to get up; 1: a person is needed; 3: it could not be observed."""
+        return EXIT_CODES.get(self.word, 0)
+
+
+def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
+    """The verdict. `findings` are those of `detect_all` for the same snapshot."""
+    if isinstance(snapshot.jobs, Unknown):
+        return _without_scheduler(snapshot, snapshot.jobs.why)
+    active = signs.active_jobs(snapshot)
+    if active:
+        return _of_active(snapshot, findings, active)
+    outside = signs.life_outside(snapshot)
+    if outside is not None:
+        where = f"{outside.phase} outside the scheduler, as {outside.job_id}"
+        return Verdict(Word.HEALTHY, f"{where}; {_seen(snapshot, outside)}")
+    pending = signs.pending_jobs(snapshot)
+    return _of_pending(snapshot, pending) if pending else _of_nothing(snapshot)
+
+
+def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
+    life = signs.life_of(snapshot, None)
+    marker = signs.last_marker(snapshot)
+    over = marker is not None and (life is None or marker.time >= life.time or life.phase == signs.ENDED_PHASE)
+    if over and marker is not None and signs.is_finished(snapshot):
+        return Verdict(Word.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})")
+    if not over and life is not None and life.is_fresh(snapshot.time):
+        word = Word.STARTING if life.phase in STARTING_PHASES else Word.HEALTHY
+        return Verdict(word, f"{life.phase}, {_seen(snapshot, life)}; scheduler unreachable: {why}")
+    seen = "no sign of life to go by" if life is None else _seen(snapshot, life)
+    return Verdict(Word.UNKNOWN, f"scheduler unreachable: {why}; {seen}")
+
+
+STALLING = {"stalled", "suspended", "lingering", "two-attempts", "node-lost", "kill-switch-left-on"}
+STARTING_PHASES = {"starting", "loading"}
+
+
+def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]) -> Verdict:
+    stalling = next((finding for finding in findings if _stalls(finding)), None)
+    if stalling is not None:
+        return Verdict(Word.STALLED, stalling.title)
+    running = [job for job in active if job.state is JobState.RUNNING]
+    job = max(running or active, key=lambda job: job.start_time or 0.0)
+    on = f"job {job.job_id} on {_nodes(job)}"
+    marker = signs.marker_of(snapshot, signs.identifiers(job))
+    life = signs.life_of(snapshot, job)
+    ended = marker is not None and (life is None or life.time <= marker.time or life.phase == signs.ENDED_PHASE)
+    if ended or job.state is JobState.COMPLETING:
+        return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
+    if isinstance(snapshot.kill_switch, KillSwitch):
+        return Verdict(Word.STOPPED, f"{_switch(snapshot.kill_switch)}; {on} is saving and leaving")
+    if life is None:
+        return _no_life(snapshot, job, on)
+    if life.phase in STARTING_PHASES:
+        return Verdict(Word.STARTING, f"{on}: {life.phase}, {_seen(snapshot, life)}")
+    at = "" if life.iteration is None else f" at iteration {life.iteration}"
+    return Verdict(Word.HEALTHY, f"{on}: {life.phase}{at}, {_seen(snapshot, life)}")
+
+
+def _stalls(finding: Finding) -> bool:
+    """Whether a finding means that the nodes are held for nothing, or worse, although a job is running."""
+    return finding.severity is Severity.CRITICAL and finding.detector in STALLING
+
+
+def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
+    if signs.is_finished(snapshot):
+        return Verdict(Word.FINISHED, f"the training is finished; job {job.job_id} is leaving its nodes")
+    if isinstance(snapshot.kill_switch, KillSwitch):
+        return Verdict(Word.STOPPED, f"{_switch(snapshot.kill_switch)}; job {job.job_id} is leaving its nodes")
+    waiting = signs.startable_jobs(snapshot)
+    if waiting:
+        return Verdict(
+            Word.QUEUED, f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next"
+        )
+    return Verdict(Word.DOWN, f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it")
+
+
+def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
+    if job.state is JobState.CONFIGURING:
+        return Verdict(Word.STARTING, f"{on} gets its nodes ready")
+    hidden = next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), None)
+    if hidden is not None or snapshot.doubts:
+        why = hidden or snapshot.doubts[0]
+        return Verdict(Word.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
+    if job.start_time is None:
+        return Verdict(Word.UNKNOWN, f"{on} is RUNNING without a sign of life, and when it started is not known")
+    return Verdict(Word.STARTING, f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet")
+
+
+def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
+    switch = snapshot.kill_switch
+    if isinstance(switch, KillSwitch):
+        return Verdict(Word.STOPPED, f"{_switch(switch)}; what is queued will leave at once")
+    waiting = signs.startable_jobs(snapshot)
+    if not waiting:
+        return Verdict(
+            Word.DOWN, "; ".join(f"job {job.job_id} waits for a person ({job.reason})" for job in pending[:2])
+        )
+    if signs.is_finished(snapshot):
+        return Verdict(Word.FINISHED, f"the training is finished; job {waiting[0].job_id} is still queued")
+    marker = signs.last_marker(snapshot)
+    older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
+    if marker is not None and marker.reason == "refused" and older:
+        return Verdict(Word.DOWN, f"the last attempt refused its input, and so will the queued ones: {marker.message}")
+    tasks = signs.queued_tasks(waiting)
+    count = "" if tasks == 1 else f" ({tasks} tasks)"
+    reason = f": {waiting[0].reason}" if waiting[0].reason else ""
+    return Verdict(Word.QUEUED, f"nothing runs now; job {waiting[0].job_id}{count} waits{reason}")
+
+
+def _of_nothing(snapshot: Snapshot) -> Verdict:
+    if signs.is_finished(snapshot):
+        done = signs.iteration(snapshot)
+        at = "" if done is None else f" at iteration {done}"
+        return Verdict(Word.FINISHED, f"the training is finished{at}")
+    switch = snapshot.kill_switch
+    if isinstance(switch, KillSwitch):
+        return Verdict(Word.STOPPED, _switch(switch))
+    for value in (snapshot.attempts, switch):
+        if isinstance(value, Unknown):
+            return Verdict(Word.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {value.why}")
+    marker = signs.last_marker(snapshot)
+    if snapshot.submissions == () and snapshot.attempts == ():
+        return Verdict(Word.DOWN, "nothing was launched yet")
+    last = "" if marker is None else f"; the last word was {marker.reason} at iteration {marker.iteration}"
+    return Verdict(Word.DOWN, f"nothing runs and nothing is queued{last}")
+
+
+def _seen(snapshot: Snapshot, life: signs.Life) -> str:
+    return f"last sign of life {duration(life.silent_for(snapshot.time))} ago"
+
+
+def _switch(switch: KillSwitch) -> str:
+    return f"{switch.who or 'someone'} set the kill switch" + (f" ({switch.why})" if switch.why else "")
+
+
+def _nodes(job: Job) -> str:
+    count = len(job.nodes) or job.node_count
+    return f"{count} node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,70 @@
+"""Whether a checkpoint fits the model of this run: pure checks, made before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.sharded_files import Piece, tiling_fault
+
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare the facts that both sides know. Raises CheckpointError with the first key that differs, and the fix."""
+    for key, value in wanted.items():
+        if key in saved and saved[key] != value:
+            raise CheckpointError(
+                f"it is of another model: {key} is {saved[key]!r} in the checkpoint and {value!r} in the run card; "
+                f"set {key} = {saved[key]!r}, or use another run.variant for the new model"
+            )
+
+
+def check_pieces(
+    part: str, stored: Mapping[str, TensorStorageMetadata], pieces: Iterable[Piece], widening: bool
+) -> None:
+    """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored chunks are complete.
+
+    `widening`: bf16 may be read into fp32. Raises CheckpointError with the first fault, both values and the fix.
+    """
+    for piece in sorted(pieces, key=lambda piece: piece.key):
+        found = stored.get(piece.key)
+        if found is None:
+            raise CheckpointError(
+                f"its {part} lack {piece.key}, which this run's model has; use the run card that wrote it, "
+                "or another run.variant"
+            )
+        if tuple(found.size) != piece.global_shape:
+            raise CheckpointError(
+                f"it is of another model: {piece.key} has shape {tuple(found.size)} in the checkpoint and "
+                f"{piece.global_shape} in this run; use the run card that wrote it, or another run.variant"
+            )
+        _check_dtype(piece, found.properties.dtype, widening)
+        fault = tiling_fault(piece.key, found)
+        if fault:
+            raise CheckpointError(f"it is damaged: {fault}; resume from another step")
+
+
+def _check_dtype(piece: Piece, saved: torch.dtype, widening: bool) -> None:
+    wanted = piece.tensor.dtype
+    if saved == wanted or (widening and saved == torch.bfloat16 and wanted == torch.float32):
+        return
+    names = [_PRECISIONS.get(dtype, str(dtype).removeprefix("torch.")) for dtype in (saved, wanted)]
+    raise CheckpointError(
+        f"{piece.key} is {names[0]} in the checkpoint and {names[1]} in this run; a training resumes in the precision "
+        f'it was saved in: set precision.dtype = "{names[0]}"'
+    )
+
+
+def check_complete(part: str, stored: Iterable[str], wanted: Iterable[str]) -> None:
+    """Check that the run, all ranks together, wants all that the checkpoint holds. Raises CheckpointError."""
+    extra = sorted(set(stored) - set(wanted))
+    if extra:
+        raise CheckpointError(
+            f"it is of another model: its {part} hold {extra[0]} (and {len(extra) - 1} more), which this run's "
+            "model lacks; use the run card that wrote it, or another run.variant"
+        )

@@ -1,0 +1,37 @@
+"""Progress for people, on the standard error, so that the standard output stays for machines."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+def progress_bar(*fields: str) -> Progress:
+    """A bar of bytes, followed by `fields` such as `{task.fields[tokens]} tokens`, else by the bytes.
+
+    On a terminal it moves; elsewhere only its last state is printed.
+    """
+    amounts: list[ProgressColumn] = [TextColumn(field) for field in fields]
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        TaskProgressColumn(),
+        *(amounts or [DownloadColumn()]),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+    )
+
+
+def say(text: str) -> None:
+    """One line for people on the standard error, as it is."""
+    Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,253 @@
+"""The training engine: the one file that imports DeepSpeed.
+
+It turns the model's layers into a pipeline, trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded
+state to the checkpoint. What each setting is for, and what breaks without it: spec/trainer-notes.md section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
+from trainer.config import TrainerConfig
+from trainer.guard import disagreements
+from trainer.mesh import Mesh
+from trainer.model.gpt import CHECKPOINTABLE_LAYERS, TIED_KEY, TIED_NAME, Layer, gpt_layers, initialise_stage, logical_parameters
+from trainer.model.loss import LanguageModelHead
+from trainer.model.random import seed_step
+from trainer.optim.adamw import MOMENTS, build_adamw, materialise, set_steps_done, steps_done
+from trainer.optim.groups import parameter_groups
+from trainer.shard import sharding_of
+
+Batch = tuple[Tensor, Tensor]
+BUCKET_ELEMENTS = 1 << 26
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One training step. `loss`: mean over the global batch, the same number on every rank.
+
+    `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
+    """
+
+    loss: float
+    grad_norm: float | None
+    skipped: bool
+
+
+def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> None:
+    """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_* and LOCAL_RANK say.
+
+    DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at start, and its buffers
+    stay in /dev/shm after every run.
+    """
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timedelta(seconds=timeout_seconds))
+
+
+class Engine:
+    """A model, its optimizer and its pipeline on this worker. Make it with `build`; every method is collective."""
+
+    def __init__(self, config: TrainerConfig, mesh: Mesh, pipeline: Any, stage: list[tuple[str, nn.Module]], optimizer: torch.optim.Optimizer):
+        self.config = config
+        self.mesh = mesh
+        self.steps = 0
+        self._pipeline = pipeline
+        self._optimizer = optimizer
+        self._parameters = list(logical_parameters(stage))
+
+    @classmethod
+    def build(cls, config: TrainerConfig, mesh: Mesh) -> Engine:
+        """Build the stage of this worker with initial weights. The process group must be up (`init_distributed`).
+
+        Raises ValueError when the layers cannot be dealt to the stages.
+        """
+        head = LanguageModelHead(mesh)
+        layers = gpt_layers(config.model, config.tokenizer.padded_vocabulary_size, mesh, head)
+        with _quiet():
+            module = _pipeline_module(config, mesh, layers)
+            owned = layers[module._local_start : module._local_stop]
+            stage = [(layer.prefix, _module_of(module, function)) for layer, function in zip(owned, module.forward_funcs, strict=True)]
+            initialise_stage(stage, config.run.seed, mesh)
+            if mesh.is_last_stage:
+                module.loss_fn = head.loss
+            groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
+            optimizer = build_adamw(groups, config.optimizer, config.schedule.learning_rate)
+            local_elements = sum(parameter.numel() for parameter in module.parameters())
+            pipeline, *_ = deepspeed.initialize(
+                model=module,
+                optimizer=optimizer,
+                config=_deepspeed_config(config, mesh, local_elements),
+                dist_init_required=False,
+            )
+            materialise(optimizer)
+        return cls(config, mesh, pipeline, stage, optimizer)
+
+    @property
+    def needs_data(self) -> bool:
+        """True where batches are read: on the first and the last stage."""
+        return self.mesh.is_first_stage or self.mesh.is_last_stage
+
+    def train_step(self, batches: Iterator[Batch], global_batch_size: int, step: int | None = None) -> StepResult:
+        """Train on the next `global_batch_size` samples; `batches` yields this replica's (tokens, labels) micro batches.
+
+        `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that a resumed
+        run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
+        """
+        engine = self._pipeline
+        if engine.train_batch_size() != global_batch_size:
+            engine.set_train_batch_size(global_batch_size)
+        seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
+        skipped_before = engine.skipped_steps
+        loss = engine.train_batch(data_iter=batches)
+        self.steps += 1
+        norm = engine.get_global_grad_norm()
+        return StepResult(float(loss), None if norm is None else float(norm), engine.skipped_steps > skipped_before)
+
+    def evaluate(self, batches: Iterator[Batch], micro_batches: int) -> float:
+        """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank."""
+        return float(self._pipeline.eval_batch(batches, num_micro_batches=micro_batches))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of all parameters for the next step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def params_norm(self) -> float:
+        """Euclidean norm of all weights, each counted once over tensor ranks, stages and the tied copy."""
+        squares = [
+            parameter.detach().double().square().sum()
+            for name, parameter in self._parameters
+            if not self._is_tied_copy(name) and (sharding_of(parameter).dim is not None or self.mesh.tensor_rank == 0)
+        ]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        if self.mesh.model_group is not None:
+            dist.all_reduce(total, group=self.mesh.model_group)
+        return math.sqrt(float(total))
+
+    def sharded_state(self) -> ShardedState:
+        """Live views of the weights and of the optimizer's share of this rank, for the checkpoint to read or fill."""
+        weights, fragments = [], []
+        for name, parameter in self._parameters:
+            sharding, local = sharding_of(parameter), tuple(parameter.shape)
+            whole, offsets = sharding.global_shape(local), sharding.offsets(local, self.mesh.tensor_rank)
+            is_owner = not self._is_tied_copy(name)
+            weights.append(LocalTensor(name, whole, offsets, parameter.data, is_owner))
+            mapping: Any = getattr(parameter, "_hp_mapping", None)
+            if mapping is None:  # no element of it lies in this rank's partition
+                continue
+            partition = self._optimizer.param_groups[mapping.param_group_index]["params"][0]
+            where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
+            stored = {"fp32": partition.data, **{moment: self._optimizer.state[partition][moment] for moment in MOMENTS}}
+            views = {kind: tensor.narrow(0, where.start, where.numel) for kind, tensor in stored.items()}
+            fragments.append(Fragment(name, whole, local, offsets, address.start, address.numel, views, is_owner))
+        return ShardedState(weights, fragments, steps_done(self._optimizer))
+
+    def finish_load(self, state: ShardedState) -> None:
+        """Make a state whose tensors were filled in place current: counters, then model weights from the fp32 masters."""
+        set_steps_done(self._optimizer, state.optimizer_step)
+        self.steps = state.optimizer_step
+        with torch.no_grad():
+            self._pipeline.optimizer.update_lp_params()
+            self._pipeline.module._synchronize_tied_weights()
+
+    def disagreeing_parameters(self) -> list[str]:
+        """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied. Collective."""
+        return disagreements(self._parameters, self.mesh, TIED_NAME)
+
+    def close(self) -> None:
+        """Destroy the pipeline and all process groups. The engine is unusable afterwards."""
+        self._pipeline.destroy()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _is_tied_copy(self, name: str) -> bool:
+        return name == TIED_NAME and not self.mesh.is_first_stage
+
+
+def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:
+    """Deal the layers to stages and build this worker's."""
+    model = config.model
+    dropout = model.hidden_dropout > 0.0 or model.attention_dropout > 0.0
+    return PipelineModule(
+        layers=[_spec(layer) for layer in layers],
+        topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
+        partition_method=config.parallel.partition,
+        activation_checkpoint_interval=1 if model.activation_checkpointing else 0,
+        activation_checkpoint_func=partial(
+            checkpoint, use_reentrant=False, preserve_rng_state=dropout, determinism_check="none"
+        ),
+        checkpointable_layers=list(CHECKPOINTABLE_LAYERS),
+    )
+
+
+def _spec(layer: Layer) -> LayerSpec:
+    if layer.tied_key is None:
+        return LayerSpec(layer.kind, *layer.arguments)
+    return TiedLayerSpec(layer.tied_key, layer.kind, *layer.arguments, forward_fn=layer.forward)
+
+
+def _module_of(module: PipelineModule, function: Any) -> nn.Module:
+    """The module behind one of the stage's forward functions (a tied layer's may be a partial application)."""
+    return function if isinstance(function, nn.Module) else module.tied_modules[TIED_KEY]
+
+
+def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int) -> dict[str, Any]:
+    """ZeRO-1 always: without it fp32 pipelines count the tied weight twice when clipping."""
+    batch = config.batch
+    first = batch.ramp.start if batch.ramp else batch.global_batch_size
+    settings: dict[str, Any] = {
+        "train_batch_size": first,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_clipping": config.optimizer.clip_grad,
+        "steps_per_print": 2**31,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": 1,
+            "reduce_bucket_size": min(local_elements, BUCKET_ELEMENTS),
+            "allgather_bucket_size": BUCKET_ELEMENTS,
+        },
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
+    }
+    if config.precision.dtype == "bf16":
+        settings["bf16"] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Build without the library's start-up prints, and without autograd: it broadcasts tied weights as it builds."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,210 @@
+"""Sizes and costs of a model, from its card alone: parameters, FLOPs, bytes, files. Free of torch.
+
+Formulas: spec/tr11.md 3.9, 3.14, 3.15. V padded vocabulary, h hidden, f feed-forward, s sequence, L layers, B batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trainer.config import ModelSection, ParallelSection, PrecisionSection
+
+ADAM_BYTES = 8  # two fp32 moments of each parameter
+MASTER_BYTES = 4  # fp32 copy of each parameter
+GRADIENT_BYTES = 4  # gradients are accumulated in fp32
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters by their place; tied embeddings counted once."""
+
+    block: int  # one transformer block
+    blocks: int
+    word_embedding: int
+    position_embedding: int
+    embedding_layernorm: int
+    final_layernorm: int
+
+    @property
+    def total(self) -> int:
+        return self.blocks + self.without_blocks
+
+    @property
+    def without_blocks(self) -> int:
+        return self.word_embedding + self.position_embedding + self.embedding_layernorm + self.final_layernorm
+
+    @property
+    def without_embeddings(self) -> int:
+        """What the original's FLOP counter multiplies: all but the embedding tables and their LayerNorm."""
+        return self.blocks + self.final_layernorm
+
+
+def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> ParameterCount:
+    """Parameters of the whole model; a block of f = 4h has 12h^2 + 13h."""
+    hidden = model.hidden_size
+    block = _sharded_block(model) + _replicated_block(model)
+    return ParameterCount(
+        block=block,
+        blocks=model.layers * block,
+        word_embedding=padded_vocabulary_size * hidden,
+        position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
+        embedding_layernorm=2 * hidden if model.embedding_layernorm else 0,
+        final_layernorm=2 * hidden,
+    )
+
+
+def _sharded_block(model: ModelSection) -> int:
+    """Parameters of a block that tensor parallelism divides: four matrices, and the biases of the column-parallel two."""
+    hidden, ffn = model.hidden_size, model.ffn
+    return 4 * hidden * hidden + 2 * hidden * ffn + 3 * hidden + ffn
+
+
+def _replicated_block(model: ModelSection) -> int:
+    """Parameters of a block that every tensor rank holds: two LayerNorms and the biases of the row-parallel matrices."""
+    return 6 * model.hidden_size
+
+
+# ----------------------------------------------------------------------------- pipeline stages
+@dataclass(frozen=True)
+class Stage:
+    """What one pipeline stage owns: blocks `first_block` .. `first_block + blocks - 1`, from 0."""
+
+    index: int
+    first_block: int
+    blocks: int
+    embedding: bool
+    head: bool
+    parameters_per_worker: int  # on one tensor rank, the tied copy of the embedding included
+
+
+def stage_layout(model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int) -> tuple[Stage, ...] | None:
+    """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can compute.
+
+    The classes are an embedding, the transformer blocks and the head, which is an embedding too; those that the
+    expression matches weigh 1, the others go with their neighbours.
+    """
+    stages, layers = parallel.pipeline, model.layers
+    if stages > 1 and not parallel.partition.startswith("type:"):
+        return None
+    expression = parallel.partition.removeprefix("type:")
+    ends = int(bool(re.search(expression, "EmbeddingPipe", re.IGNORECASE)))
+    if stages > 1 and not re.search(expression, "ParallelTransformerLayerPipe", re.IGNORECASE):
+        return None
+    units = layers + 2 * ends
+    if units % stages:
+        return None
+    each = units // stages
+    result, first = [], 0
+    for index in range(stages):
+        is_first, is_last = index == 0, index == stages - 1
+        blocks = layers if stages == 1 else each - ends * (is_first + is_last)
+        per_worker = _stage_parameters(model, parallel.tensor, padded_vocabulary_size, blocks, is_first, is_last, stages)
+        result.append(Stage(index, first, blocks, is_first, is_last, per_worker))
+        first += blocks
+    return tuple(result)
+
+
+def _stage_parameters(
+    model: ModelSection, tensor: int, vocabulary: int, blocks: int, embedding: bool, head: bool, stages: int
+) -> int:
+    hidden = model.hidden_size
+    count = blocks * (_sharded_block(model) // tensor + _replicated_block(model))
+    table = vocabulary * hidden // tensor
+    if embedding:
+        count += table
+        count += model.positions * hidden if model.position_embedding == "absolute" else 0
+        count += 2 * hidden if model.embedding_layernorm else 0
+    if head:
+        count += 2 * hidden + (table if stages > 1 else 0)
+    return count
+
+
+# ----------------------------------------------------------------------------- floating-point operations
+def tflops_per_gpu(
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    global_batch_size: int,
+    seconds: float,
+    world_size: int,
+    sequence_length: int | None = None,
+) -> float:
+    """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be compared.
+
+    Recomputed activations count as work. The formula takes f = 4h for granted.
+    """
+    length = sequence_length or model.sequence_length
+    hidden, layers = model.hidden_size, model.layers
+    passes = 4 if model.activation_checkpointing else 3
+    relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
+    operations = 24 * passes * global_batch_size * length * layers * hidden**2 * relative
+    return operations / (seconds * world_size * 1e12)
+
+
+def model_flops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> int:
+    """Operations that `samples` samples need: a forward pass and twice that backward, nothing recomputed.
+
+    2 for each multiply-add; attention scores over the full window, as the usual formula has it.
+    """
+    return 3 * samples * (model.layers * _block_forward(model) + _logits_forward(model, padded_vocabulary_size))
+
+
+def hardware_flops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> int:
+    """Operations carried out: `model_flops`, and one more forward pass of the blocks under activation checkpointing."""
+    recomputed = samples * model.layers * _block_forward(model) if model.activation_checkpointing else 0
+    return model_flops(model, padded_vocabulary_size, samples) + recomputed
+
+
+def _block_forward(model: ModelSection) -> int:
+    """Operations of one block for one sample: four attention matrices, two feed-forward ones, scores and their use."""
+    length, hidden = model.sequence_length, model.hidden_size
+    return length * (8 * hidden * hidden + 4 * hidden * model.ffn + 4 * length * hidden)
+
+
+def _logits_forward(model: ModelSection, padded_vocabulary_size: int) -> int:
+    return 2 * model.sequence_length * model.hidden_size * padded_vocabulary_size
+
+
+# ----------------------------------------------------------------------------- bytes and files
+def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of the weights alone."""
+    return parameters * (2 if precision.dtype == "bf16" else 4)
+
+
+def checkpoint_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of a whole checkpoint: weights, fp32 master copy, two moments (14 a parameter in bf16)."""
+    return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + ADAM_BYTES)
+
+
+def training_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16)."""
+    return checkpoint_bytes(parameters, precision) + parameters * GRADIENT_BYTES
+
+
+def worker_state_bytes(parameters_per_worker: int, precision: PrecisionSection, data_parallel: int) -> int:
+    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1."""
+    whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
+    return whole + -(-parameters_per_worker * (MASTER_BYTES + ADAM_BYTES) // data_parallel)
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Files of one checkpoint in the original's DeepSpeed layout."""
+
+    layer: int
+    model: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.layer + self.model + self.optimizer
+
+
+def deepspeed_checkpoint_files(layers: int, tensor: int, pipeline: int, data_parallel: int) -> CheckpointFiles:
+    """A file for each layer (embedding and final LayerNorm too) and tensor rank, each model rank, each worker."""
+    return CheckpointFiles((layers + 2) * tensor, tensor * pipeline, tensor * pipeline * data_parallel)
+
+
+def bubble_share(micro_batches: int, stages: int) -> float:
+    """Share of a step that a 1F1B pipeline idles: (stages - 1) / (micro_batches + stages - 1)."""
+    return (stages - 1) / (micro_batches + stages - 1)

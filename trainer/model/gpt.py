@@ -1,0 +1,77 @@
+"""The GPT as a list of layers, and the logical names of its tensors. The only place that knows what the model is.
+
+Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`, `blocks.N.input_norm.*`,
+`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`, `final_norm.*`.
+The output projection is the word embedding again and has no name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.config import ModelSection
+from trainer.mesh import Mesh
+from trainer.model.attention import AttentionBias
+from trainer.model.block import TransformerBlock
+from trainer.model.initial import initialise
+from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
+from trainer.model.loss import LanguageModelHead
+
+TIED_KEY = "embedding"
+TIED_NAME = "embedding.word.weight"
+CHECKPOINTABLE_LAYERS = (TransformerBlock.__name__,)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One entry of the model: the module's class with its arguments, built by the stage that owns it.
+
+    `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight; `forward`
+    replaces the module's own forward in the later of them.
+    """
+
+    kind: type[nn.Module]
+    arguments: tuple[Any, ...]
+    prefix: str
+    tied_key: str | None = None
+    forward: Callable[[Any, Tensor], Tensor] | None = None
+
+
+def gpt_layers(model: ModelSection, vocabulary_size: int, mesh: Mesh, head: LanguageModelHead) -> list[Layer]:
+    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out."""
+    embedding = (VocabularyParallelEmbedding, (vocabulary_size, model.hidden_size, model.init_std, mesh), "embedding.word.")
+    alibi = model.position_embedding == "alibi"
+    bias = AttentionBias(model.attention_heads, mesh) if alibi else None
+    layers = [Layer(*embedding, tied_key=TIED_KEY)]
+    if not alibi:
+        arguments = (model.positions, model.hidden_size, model.init_std, mesh)
+        layers.append(Layer(LearnedPositions, arguments, "embedding.position."))
+    norm = (model.hidden_size, model.layernorm_epsilon, mesh)
+    if model.embedding_layernorm:
+        layers.append(Layer(LayerNorm, norm, "embedding.norm."))
+    if model.hidden_dropout > 0.0:
+        layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
+    layers += [Layer(TransformerBlock, (model, mesh, bias), f"blocks.{index}.") for index in range(model.layers)]
+    layers.append(Layer(LayerNorm, norm, "final_norm."))
+    layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
+    return layers
+
+
+def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Logical name and parameter of everything on a stage, given its (prefix, module) pairs; each parameter once."""
+    seen: set[str] = set()
+    for prefix, module in stage:
+        for name, parameter in module.named_parameters():
+            if prefix + name not in seen:
+                seen.add(prefix + name)
+                yield prefix + name, parameter
+
+
+def initialise_stage(stage: Sequence[tuple[str, nn.Module]], seed: int, mesh: Mesh) -> None:
+    """Set the initial weights of a stage: functions of the seed and the logical names alone."""
+    for name, parameter in logical_parameters(stage):
+        initialise(name, parameter, seed, mesh.tensor_rank)

@@ -1,0 +1,168 @@
+"""The output projection and its cross-entropy as one step, in pieces, never holding all logits in fp32.
+
+The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece of tokens: logits, soft-max
+statistics (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states and of the weight, so that nothing is
+recomputed in the backward pass. The gradients of the loss wait until the backward pass asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainer.mesh import Mesh
+from trainer.model.comm import copy_to_tensor_region
+from trainer.model.layers import VocabularyParallelEmbedding
+
+# Logits held at once (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
+PIECE_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 28}
+SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
+
+
+@dataclass
+class _Slot:
+    """Carries the weight's gradient from the loss, which computes it, to the projection, which owns the weight."""
+
+    gradient: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of the vocabulary on this worker."""
+
+    first: int
+    group: ProcessGroup | None
+
+
+class LanguageModelHead:
+    """The last two steps of the model: `attach` is the layer on the pipeline's last stage, `loss` its loss function.
+
+    They are two because the pipeline engine hands out labels only after the last layer. The engine also clears
+    gradients at the moment the layer's output receives its own, hence the weight must get its gradient after
+    that output: `attach` takes the weight into the graph below it.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.group = mesh.tensor_group
+        self._pending: tuple[VocabularyParallelEmbedding, _Slot] | None = None
+
+    def attach(self, embedding: VocabularyParallelEmbedding, hidden: Tensor) -> Tensor:
+        """Final hidden states [batch, sequence, features] -> the same, with the projection's weight attached."""
+        slot = _Slot()
+        self._pending = (embedding, slot)
+        hidden = copy_to_tensor_region(hidden, self.group)
+        return _Attach.apply(hidden, embedding.weight, slot)  # type: ignore[no-any-return]
+
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy over all labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
+
+        Raises RuntimeError unless `attach` made `hidden` just before.
+        """
+        if self._pending is None:
+            raise RuntimeError("loss() needs hidden states that attach() has just prepared")
+        (embedding, slot), self._pending = self._pending, None
+        rows = _Rows(embedding.first_row, self.group)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        wanted = labels.reshape(-1)
+        weight = embedding.weight.detach()
+        if torch.is_grad_enabled() and flat.requires_grad:
+            return _ProjectionLoss.apply(flat, weight, wanted, rows, slot)  # type: ignore[no-any-return]
+        return _cross_entropy(flat, weight, wanted, rows, None, None)
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, slot: _Slot) -> Tensor:
+        ctx.slot = slot
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        weight_gradient, ctx.slot.gradient = ctx.slot.gradient, None
+        return gradient, weight_gradient, None
+
+
+class _ProjectionLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, slot: _Slot) -> Tensor:
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.empty_like(weight)
+        loss = _cross_entropy(hidden, weight, labels, rows, hidden_gradient, weight_gradient)
+        ctx.gradients, ctx.slot = (hidden_gradient, weight_gradient), slot
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, None
+        ctx.slot.gradient = weight_gradient.mul_(gradient)
+        return hidden_gradient.mul_(gradient), None, None, None, None
+
+
+@torch.no_grad()
+def _cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, hidden_gradient: Tensor | None, weight_gradient: Tensor | None
+) -> Tensor:
+    """Mean loss over the tokens; fills both gradients of it when given."""
+    tokens, kind = hidden.shape[0], hidden.device.type
+    height = max(1, PIECE_ELEMENTS[kind] // weight.shape[0])
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    exact = None
+    for begin in range(0, tokens, height):
+        piece = hidden[begin : begin + height]
+        logits = piece @ weight.t()
+        losses = _softmax_losses(logits, labels[begin : begin + height], rows, hidden_gradient is not None, 1.0 / tokens)
+        total += losses.sum()
+        if hidden_gradient is None or weight_gradient is None:
+            continue
+        torch.mm(logits, weight, out=hidden_gradient[begin : begin + height])
+        if tokens <= height:
+            torch.mm(logits.t(), piece, out=weight_gradient)
+        elif exact is None:
+            exact = (logits.t() @ piece).float()
+        else:
+            exact += logits.t() @ piece
+    if exact is not None and weight_gradient is not None:
+        weight_gradient.copy_(exact)
+    return total / tokens
+
+
+def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, to_gradient: bool, scale: float) -> Tensor:
+    """Per-token losses (fp32) of a piece's logits; the logits are overwritten, by their gradient x `scale` if wanted."""
+    count, width = logits.shape
+    local = labels - rows.first
+    here = (local >= 0) & (local < width)
+    local = local.masked_fill(~here, 0).unsqueeze(1)
+    target = logits.gather(1, local).squeeze(1).float().masked_fill(~here, 0.0)
+    minus = torch.where(here, -scale, 0.0).to(torch.float32).unsqueeze(1)
+    top = torch.empty(count, 1, dtype=torch.float32, device=logits.device)
+    total = torch.empty_like(top)
+    step = max(1, SOFTMAX_ELEMENTS[logits.device.type] // width)
+    for begin in range(0, count, step):
+        part = slice(begin, begin + step)
+        values = logits[part].float()
+        torch.amax(values, dim=1, keepdim=True, out=top[part])
+        torch.sum(values.sub_(top[part]).exp_(), dim=1, keepdim=True, out=total[part])
+        if rows.group is None and to_gradient:
+            values.mul_(scale / total[part]).scatter_add_(1, local[part], minus[part])
+        if to_gradient and values.dtype != logits.dtype:
+            logits[part] = values
+    if rows.group is None:
+        return (top + total.log()).squeeze(1) - target
+    normaliser, target = _exchange(top + total.log(), target, rows.group)
+    if to_gradient:
+        logits.mul_((top - normaliser).exp_() * scale).scatter_add_(1, local, minus.to(logits.dtype))
+    return normaliser.squeeze(1) - target
+
+
+def _exchange(normaliser: Tensor, target: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Join the tensor ranks' log-sum-exps [tokens, 1] and label logits [tokens] (zero where elsewhere) in one exchange."""
+    mine = torch.cat((normaliser, target.unsqueeze(1)), dim=1)
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_ranks, mine, group=group)
+    joined = torch.stack(all_ranks)
+    return joined[..., 0].logsumexp(dim=0).unsqueeze(1), joined[..., 1].sum(dim=0)

@@ -1,0 +1,37 @@
+"""Random numbers for dropout, so that tensor ranks agree where they must and differ where they must.
+
+The default generators carry the *replicated* stream: seeded alike on all tensor ranks at each step, as a function of the seed, the step
+and the worker's pipeline and data coordinates. A *tensor region* (attention heads of this worker) borrows the generators with a
+seed drawn from the replicated stream and the tensor rank. That draw comes from the CPU generator, which activation
+checkpointing restores before recomputing, so a recomputed mask equals the first one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trainer.mesh import Mesh
+
+
+def seed_step(seed: int, step: int, mesh: Mesh) -> None:
+    """Start the replicated stream of one training step; a resumed run thus needs no saved generator state."""
+    key = f"{seed}/dropout/{step}/{mesh.pipeline_rank}/{mesh.data_rank}"
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@contextmanager
+def tensor_region(mesh: Mesh) -> Iterator[None]:
+    """Within this block random numbers differ between tensor ranks; outside, the replicated stream goes on."""
+    if mesh.tensor == 1:
+        yield
+        return
+    drawn = int(torch.randint(1 << 62, ()).item())
+    devices = [mesh.device] if mesh.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed((drawn + mesh.tensor_rank * 0x9E3779B97F4A7C15) % (1 << 62))
+        yield
