@@ -13,7 +13,19 @@ import subprocess
 import sys
 import time
 
-HEAVY = ("torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "plotly", "gcsfs", "fsspec", "huggingface_hub")
+HEAVY = (
+    "torch",
+    "numpy",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "pydantic",
+    "jinja2",
+    "plotly",
+    "gcsfs",
+    "fsspec",
+    "huggingface_hub",
+)
 BUDGET = 2.5
 PEER = "import typer, rich"
 HELP = "from tr11ops.cli.main import run; run(['--help'])"
@@ -46,7 +58,18 @@ def main() -> None:
     peer, own = min(first for first, _ in rounds), min(second for _, second in rounds)
     heavy = heavy_modules()
     if arguments.json:
-        print(json.dumps({"schema": 1, "peer_seconds": peer, "help_seconds": own, "ratio": own / peer, "budget": BUDGET, "heavy": heavy}))
+        print(
+            json.dumps(
+                {
+                    "schema": 1,
+                    "peer_seconds": peer,
+                    "help_seconds": own,
+                    "ratio": own / peer,
+                    "budget": BUDGET,
+                    "heavy": heavy,
+                }
+            )
+        )
         return
     print(f"import typer, rich   {peer * 1000:6.0f} ms")
     print(f"tr11 --help          {own * 1000:6.0f} ms   {own / peer:.2f}x (budget {BUDGET}x)")

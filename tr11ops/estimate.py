@@ -39,7 +39,7 @@ class StepShape:
 class Duration:
     """How long the training takes. `basis` says what that rests on.
 
-    Steps of the ramp are scaled by micro batches and pipeline bubble; waits, faults, saves and evaluations are not in it.
+    Steps of the ramp are scaled by micro batches and pipeline bubble; waits, faults, saves, evaluations are not in it.
     """
 
     basis: str
@@ -57,7 +57,7 @@ class Duration:
 
 @dataclass(frozen=True)
 class Estimate:
-    """All derived numbers of one card. Bytes are bytes, times seconds unless named, FLOPs per step at the full batch."""
+    """All derived numbers of one card. FLOPs of a step are those of the full batch."""
 
     run: str
     variant: str

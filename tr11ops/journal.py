@@ -164,7 +164,9 @@ def _verify(name: str, content: bytes) -> tuple[list[Entry], list[Fault]]:
             suspect = suspect or number
             continue
         if entry.previous != previous:
-            faults.append(Fault(name, number, "broken", "the chain is broken: this or an earlier line was changed or removed"))
+            faults.append(
+                Fault(name, number, "broken", "the chain is broken: this or an earlier line was changed or removed")
+            )
         elif suspect:
             faults.append(Fault(name, suspect, "torn", "a write was cut short; nothing else is missing"))
         suspect = 0

@@ -77,10 +77,15 @@ class SlurmSection(Section):
     cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
     time_limit: str = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
     signal_seconds_before_limit: int | None = Field(
-        default=None, gt=0, le=65535, description="USR1 this long before the limit: save and leave (may come a minute early)"
+        default=None,
+        gt=0,
+        le=65535,
+        description="USR1 this long before the limit: save and leave; may come a minute early",
     )
     output: str = Field(
-        default="%x-%A_%a.out", pattern=r"^[^\s]{1,1000}$", description="Slurm's log: %x name, %j job, %A array, %a task"
+        default="%x-%A_%a.out",
+        pattern=r"^[^\s]{1,1000}$",
+        description="Slurm's log: %x name, %j job, %A array, %a task",
     )
     exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
     master_port: int = Field(default=6000, ge=1024, le=65535, description="rendezvous port on the first node")
@@ -114,7 +119,9 @@ class BackupSection(Section):
 
     store: str | None = Field(default=None, description="folder of the archive file system")
     url: str | None = Field(
-        default=None, pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$", description="bucket, e.g. gs://NAME/PATH; no credentials"
+        default=None,
+        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$",
+        description="bucket, e.g. gs://NAME/PATH; no credentials",
     )
     keep_latest: int = Field(default=15, ge=2, le=100_000, description="newest checkpoints never deleted")
     store_interval: int = Field(default=1000, gt=0, le=10**9, description="steps copied to the store: its multiples")
@@ -175,7 +182,7 @@ class RunCard(TrainerConfig):
 
 
 def resolved(card: RunCard) -> dict[str, Any]:
-    """The card as the JSON that the trainer and later commands read: every default filled in, and what follows from it.
+    """The card as JSON for the trainer and later commands: every default filled in, and what follows from it.
 
     `trainer.config.load_trainer_config` reads it as it is; `card_from_resolved` gives the card back.
     """

@@ -1,4 +1,4 @@
-"""Rules of the operation's sections that span several keys: refusals, and warnings that leave the choice to a person."""
+"""Rules of the operation's sections that span several keys: refusals, and warnings that leave a choice."""
 
 from __future__ import annotations
 

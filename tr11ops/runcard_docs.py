@@ -46,11 +46,20 @@ def _section(name: str, entry: FieldInfo) -> list[str]:
     schema = _table(entry)
     assert schema is not None, f"{name} is not a section"
     text = (schema.__doc__ or "").partition(": ")[2].strip()
-    lines = [f"## [{name}]", "", text[:1].upper() + text[1:], "", "| key | value | default | meaning |", "|---|---|---|---|"]
+    lines = [
+        f"## [{name}]",
+        "",
+        text[:1].upper() + text[1:],
+        "",
+        "| key | value | default | meaning |",
+        "|---|---|---|---|",
+    ]
     inner = []
     for key, item in schema.model_fields.items():
         kind = "table" if _table(item) else _kind(item)
-        lines.append(f"| `{key}` | {kind} | {_default(item)} | {(item.description or '').replace('|', chr(92) + '|')} |")
+        lines.append(
+            f"| `{key}` | {kind} | {_default(item)} | {(item.description or '').replace('|', chr(92) + '|')} |"
+        )
         if _table(item):
             inner += _section(f"{name}.{key}", item)
     return [*lines, "", *inner]
@@ -63,7 +72,9 @@ def _table(entry: FieldInfo) -> type[BaseModel] | None:
 
 def _kind(entry: FieldInfo) -> str:
     words = _words(entry.annotation)
-    bounds = [f"{sign} {getattr(rule, name)}" for rule in entry.metadata for name, sign in _BOUNDS if hasattr(rule, name)]
+    bounds = [
+        f"{sign} {getattr(rule, name)}" for rule in entry.metadata for name, sign in _BOUNDS if hasattr(rule, name)
+    ]
     return " ".join([words, *bounds[:1]])
 
 

@@ -1,4 +1,4 @@
-"""From the text of a run card to plain tables: TOML, `--set`, `$VARS`, absolute paths. Knows the schema only as given."""
+"""From the text of a run card to plain tables: TOML, `--set`, `$VARS`, absolute paths; the schema is an argument."""
 
 from __future__ import annotations
 

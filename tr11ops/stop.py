@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
 from tr11ops.evidence import cause, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.launch.facts import foreground_trainings
-from tr11ops.launch.preflight import own_jobs
+from tr11ops.launch.queue import own_jobs
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known

@@ -157,7 +157,8 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     switch = snapshot.kill_switch
     if isinstance(switch, KillSwitch):
         return Verdict(Word.STOPPED, _switch(switch))
-    for value in (snapshot.attempts, switch):
+    newest = signs.last_attempt(snapshot)
+    for value in (snapshot.attempts, switch, newest.end if newest is not None else None):
         if isinstance(value, Unknown):
             return Verdict(Word.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {value.why}")
     marker = signs.last_marker(snapshot)
@@ -172,7 +173,7 @@ def _seen(snapshot: Snapshot, life: signs.Life) -> str:
 
 
 def _switch(switch: KillSwitch) -> str:
-    return f"{switch.who or 'someone'} set the kill switch" + (f" ({switch.why})" if switch.why else "")
+    return f"the kill switch was set by {switch.who or 'someone'}" + (f" ({switch.why})" if switch.why else "")
 
 
 def _nodes(job: Job) -> str:

@@ -83,8 +83,10 @@ def iterations_at(consumed_samples: int, batch: BatchSection) -> int:
     for level in _levels(batch):
         if consumed_samples < level.consumed_samples:
             break
-        done = level.first_iteration - 1 + min(
-            level.iterations, (consumed_samples - level.consumed_samples) // level.batch_size
+        done = (
+            level.first_iteration
+            - 1
+            + min(level.iterations, (consumed_samples - level.consumed_samples) // level.batch_size)
         )
     return done
 

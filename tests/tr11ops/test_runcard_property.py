@@ -17,7 +17,9 @@ from tr11ops.runcard_load import read_tables
 from trainer.config import CardError, Section
 
 DEMO = Path(__file__).parents[2] / "slurm" / "demo.toml"
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 
 
 def toml_text(value: Any) -> str:
@@ -37,10 +39,20 @@ def toml_text(value: Any) -> str:
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 leaves = st.one_of(
-    st.booleans(), st.integers(-3, 9), st.integers(), st.integers(2**62, 2**70), st.just(16**3000),
-    st.floats(), texts, st.sampled_from(["$HOME/x", "${NOPE}", "$$", "type:[", "type:embedding", "00:30:00", "9,9", "nan,1,1"]),
+    st.booleans(),
+    st.integers(-3, 9),
+    st.integers(),
+    st.integers(2**62, 2**70),
+    st.just(16**3000),
+    st.floats(),
+    texts,
+    st.sampled_from(["$HOME/x", "${NOPE}", "$$", "type:[", "type:embedding", "00:30:00", "9,9", "nan,1,1"]),
 )
-values = st.recursive(leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)), max_leaves=6)
+values = st.recursive(
+    leaves,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
 
 
 def known_keys(schema: type[Section], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -97,7 +109,7 @@ def test_random_tables(tmp_path: Path, tables: dict[str, Any]) -> None:
 
 
 @QUICK
-@given(content=st.one_of(st.binary(max_size=300), st.text('[]{}="\n.#ab1$-\t\'', max_size=80).map(str.encode)))
+@given(content=st.one_of(st.binary(max_size=300), st.text("[]{}=\"\n.#ab1$-\t'", max_size=80).map(str.encode)))
 def test_random_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "card.toml"
     path.write_bytes(content)
@@ -105,20 +117,46 @@ def test_random_text(tmp_path: Path, content: bytes) -> None:
 
 
 @QUICK
-@given(pairs=st.lists(st.tuples(st.sampled_from(KEYS), st.one_of(st.text(max_size=20), values.map(toml_text))), max_size=3), raw=st.text(max_size=20))
+@given(
+    pairs=st.lists(
+        st.tuples(st.sampled_from(KEYS), st.one_of(st.text(max_size=20), values.map(toml_text))), max_size=3
+    ),
+    raw=st.text(max_size=20),
+)
 def test_random_overrides(pairs: list[tuple[tuple[str, ...], str]], raw: str) -> None:
     check(DEMO, [*(f"{'.'.join(key)}={text}" for key, text in pairs), raw])
 
 
 @QUICK
-@given(layers=st.integers(1, 10**5), stages=st.integers(1, 10**5), start=st.integers(1, 10**7), increment=st.integers(1, 10**7))
+@given(
+    layers=st.integers(1, 10**5),
+    stages=st.integers(1, 10**5),
+    start=st.integers(1, 10**7),
+    increment=st.integers(1, 10**7),
+)
 def test_extreme_numbers(layers: int, stages: int, start: int, increment: int) -> None:
-    check(DEMO, [f"model.layers={layers}", f"parallel.pipeline={stages}", f"batch.ramp.start={start}", f"batch.ramp.increment={increment}"])
+    check(
+        DEMO,
+        [
+            f"model.layers={layers}",
+            f"parallel.pipeline={stages}",
+            f"batch.ramp.start={start}",
+            f"batch.ramp.increment={increment}",
+        ],
+    )
 
 
 @pytest.mark.parametrize(
     "content",
-    ["a" + ".a" * 200_000 + " = 1", "a = " + "[" * 5000, "a = " + "[" * 100 + "]" * 100, "a = 0x" + "f" * 20_000, "a = " + "9" * 5000, "\0", "x" * (2 << 20)],
+    [
+        "a" + ".a" * 200_000 + " = 1",
+        "a = " + "[" * 5000,
+        "a = " + "[" * 100 + "]" * 100,
+        "a = 0x" + "f" * 20_000,
+        "a = " + "9" * 5000,
+        "\0",
+        "x" * (2 << 20),
+    ],
     ids=["dotted", "brackets", "nested", "hexadecimal", "digits", "nul", "large"],
 )
 def test_hostile_text(tmp_path: Path, content: str) -> None:

@@ -12,7 +12,11 @@ from trainer.config import ModelSection, ParallelSection, PrecisionSection
 from trainer.model import flops
 
 BLOOM = ModelSection(
-    layers=70, hidden_size=14336, attention_heads=112, sequence_length=2048, embedding_layernorm=True,
+    layers=70,
+    hidden_size=14336,
+    attention_heads=112,
+    sequence_length=2048,
+    embedding_layernorm=True,
     activation_checkpointing=True,
 )
 VOCABULARY = 250_880

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tr11ops.cluster.hostlist import expand_hostlist
+from tr11ops.cluster.hostlist import expand
 
 SchedulerKind = Literal["slurm", "local", "foreground"]
 
@@ -43,7 +43,7 @@ def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None
         job_id=job_id,
         array_id=environment.get("SLURM_ARRAY_JOB_ID"),
         task_id=int(task) if task else None,
-        nodes=tuple(expand_hostlist(node_list)),
+        nodes=tuple(expand(node_list)),
     )
 
 

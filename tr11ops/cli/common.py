@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", metavar="CARD", help="Run card: a path, or a shipped card's name. Else $TR11_RUN, else tr11.toml here."),
+    typer.Option(
+        "--run", metavar="CARD", help="Run card: a path, or a shipped card's name. Else $TR11_RUN, else tr11.toml here."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key of the card; may be repeated."),
 ]
 SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one.")
+    str,
+    typer.Option(
+        "--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 

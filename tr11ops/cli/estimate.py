@@ -76,8 +76,8 @@ def _table(title: str, rows: Iterable[Row]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, width=WIDTH)
-    table.add_column(width=26, no_wrap=True)
-    table.add_column(width=19, justify="right", no_wrap=True)
+    table.add_column(width=25, no_wrap=True)
+    table.add_column(width=17, justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -96,14 +96,14 @@ def _size_rows(found: Estimate) -> list[Row]:
         heaviest = max(found.stages, key=lambda stage: stage.parameters_per_worker)
         blocks = sorted({stage.blocks for stage in found.stages})
         shown = f"{blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else str(blocks[0])
-        rows.append(("blocks a stage", shown, f"{heaviest.parameters_per_worker:,} parameters on a worker, at most"))
+        rows.append(("blocks a stage", shown, f"up to {heaviest.parameters_per_worker:,} on a worker"))
     return rows
 
 
 def _step_rows(found: Estimate) -> list[Row]:
     first, full = found.first_step, found.full_step
     return [
-        ("iterations", f"{found.iterations:,}", f"{found.ramp_iterations:,} of them in the batch ramp"),
+        ("iterations", f"{found.iterations:,}", f"{found.ramp_iterations:,} of them in the ramp"),
         ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
         ("tokens", f"{found.tokens:,}", ""),
         ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
@@ -144,7 +144,10 @@ def _ramp(found: Estimate) -> Table | None:
         if level.first_iteration > previous.first_iteration + previous.iterations:
             table.add_row("...", "...", "...", "...")
         table.add_row(
-            f"{level.batch_size:,}", f"{level.first_iteration:,}", f"{level.iterations:,}", f"{level.consumed_samples:,}"
+            f"{level.batch_size:,}",
+            f"{level.first_iteration:,}",
+            f"{level.iterations:,}",
+            f"{level.consumed_samples:,}",
         )
         previous = level
     return table
@@ -153,13 +156,17 @@ def _ramp(found: Estimate) -> Table | None:
 def _byte_rows(found: Estimate) -> list[Row]:
     files = found.checkpoint_files
     rows = [
-        ("checkpoint", size(found.checkpoint_bytes), f"{found.checkpoints:,} of them at this interval"),
+        ("checkpoint", size(found.checkpoint_bytes), f"{found.checkpoints:,} at this interval"),
         ("weights alone", size(found.weight_bytes), ""),
-        ("files, DeepSpeed layout", f"{files.total:,}", f"{files.layer} layer, {files.model} model, {files.optimizer} optimizer"),
-        ("training state, unsharded", size(found.training_bytes), "weights, gradients, master, moments"),
+        (
+            "files, DeepSpeed layout",
+            f"{files.total:,}",
+            f"{files.layer} layer, {files.model} rank, {files.optimizer} optim",
+        ),
+        ("training state, unsharded", size(found.training_bytes), "weights, gradients, optimizer"),
     ]
     if found.worker_state_bytes is not None:
-        rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; activations not in it"))
+        rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; no activations"))
     return rows
 
 
@@ -168,16 +175,32 @@ def _time_rows(duration: Duration | None) -> list[Row]:
         return [("unknown", "", "give --seconds-per-iteration or --tflops")]
     return [
         ("rests on", "", duration.basis),
-        ("seconds per iteration", f"{duration.seconds_per_iteration:,.4g}", f"{duration.tflops_per_gpu:.4g} TFLOPs per worker"),
-        ("days of training", f"{duration.days:,.2f}", "no waits, faults, saves, evaluations"),
+        (
+            "seconds per iteration",
+            f"{duration.seconds_per_iteration:,.4g}",
+            f"{duration.tflops_per_gpu:.4g} TFLOPs per worker",
+        ),
+        ("training", _span(duration.days), "without waits, faults, saves"),
         ("node-hours", f"{duration.node_hours:,.1f}", ""),
-        ("array tasks needed", f"{duration.attempts:,}", f"{duration.attempt_hours:.4g} h each: --array {duration.array}"),
+        (
+            "array tasks needed",
+            f"{duration.attempts:,}",
+            f"{_span(duration.attempt_hours / 24)} each: {duration.array}",
+        ),
         (
             f"{duration.asked_attempts:,} tasks train for",
-            f"{duration.asked_days:,.2f} days",
-            f"{duration.asked_share:.1%} of the training's time",
+            _span(duration.asked_days),
+            f"{duration.asked_share:.1%} of the training",
         ),
     ]
+
+
+def _span(days: float) -> str:
+    """Days in the largest unit of which there is at least one."""
+    for unit, factor in (("days", 1), ("hours", 24), ("minutes", 1440)):
+        if days * factor >= 1:
+            return f"{days * factor:,.2f} {unit}"
+    return f"{days * 86400:.3g} seconds"
 
 
 def size(count: int) -> str:

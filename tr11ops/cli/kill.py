@@ -33,12 +33,19 @@ POLL_SECONDS = 1.0
 
 
 def kill(
+    *,
     run: RunOption = None,
-    release: Annotated[bool, typer.Option("--release", help="Remove the kill switch, so that launches train again.")] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="Remove the kill switch, so that launches train again.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the running job has saved and ended.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long.")] = 3600,
-    why: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the kill switch and in the journal.")] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long.")
+    ] = 3600,
+    why: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Kept in the kill switch and in the journal.")
+    ] = "",
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
     overrides: SetOption = None,
@@ -87,10 +94,15 @@ def _guard(directory: RunDirectory) -> None:
     from tr11ops.launch.facts import owner_of_kill_switch
 
     if not directory.exists:
-        raise Refusal(f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder")
+        raise Refusal(
+            f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
+        )
     other = owner_of_kill_switch(directory)
     if other:
-        raise Refusal(f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card", exit_code=2)
+        raise Refusal(
+            f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
+            exit_code=2,
+        )
 
 
 def _lines(directory: RunDirectory, view: StopView, was_set: bool) -> list[str]:
@@ -98,15 +110,21 @@ def _lines(directory: RunDirectory, view: StopView, was_set: bool) -> list[str]:
     lines = []
     for job in view.running:
         since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
-        lines.append(f"running:    job {job.job_id} of {job.user} on {job.node_count or len(job.nodes)} nodes{since}: will save and leave")
+        lines.append(
+            f"running:    job {job.job_id} of {job.user} on {job.node_count or len(job.nodes)} nodes{since}: will save and leave"
+        )
     lines += [f"running:    {text}: will save and leave" for text in view.foreground]
     if view.queued:
         names = ", ".join(job.job_id for job in view.queued)
-        lines.append(f"queued:     {view.queued_tasks} task(s) of {names}: will start, see the switch, and leave without training")
+        lines.append(
+            f"queued:     {view.queued_tasks} task(s) of {names}: will start, see the switch, and leave without training"
+        )
     if view.doubt:
         lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the switch works without it")
     if view.is_idle:
-        lines.append("jobs:       nothing of this run is running or queued; launches are refused until the switch is released")
+        lines.append(
+            "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
+        )
     lines.append(f"iteration:  {'none yet' if view.iteration is None else view.iteration}")
     lines.append(f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}")
     if was_set:
@@ -143,7 +161,9 @@ def _release(directory: RunDirectory, why: str, yes: bool, as_json: bool) -> Non
     say(f"kill switch {'released' if was_set else 'was not set'}: {directory.kill_switch}")
     if as_json:
         action = "released" if was_set else "not-set"
-        typer.echo(json.dumps({"schema": KILL_SCHEMA, "action": action, "kill_switch": str(directory.kill_switch)}, indent=1))
+        typer.echo(
+            json.dumps({"schema": KILL_SCHEMA, "action": action, "kill_switch": str(directory.kill_switch)}, indent=1)
+        )
 
 
 def _journal(journal: Any, kind: str, why: str, directory: RunDirectory, who: str) -> None:
@@ -174,7 +194,11 @@ def _report(endings: tuple[Ending, ...], as_json: bool) -> int:
         elif marker is None:
             text, fine = "ended without a word of the trainer: the last checkpoint is what `tr11 status` shows", False
         else:
-            saved = "nothing to save" if marker.checkpoint_step is None else f"checkpoint global_step{marker.checkpoint_step}"
+            saved = (
+                "nothing to save"
+                if marker.checkpoint_step is None
+                else f"checkpoint global_step{marker.checkpoint_step}"
+            )
             text, fine = f"ended ({marker.reason}) at iteration {marker.iteration}: {saved}", marker.reason != "error"
         code = code if fine else 1
         print(f"job {ending.job_id} {text}", file=sys.stderr if as_json else sys.stdout)

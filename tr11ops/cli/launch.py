@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, card_path, directory_of, open_scheduler, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    card_path,
+    directory_of,
+    open_scheduler,
+    say,
+)
 from tr11ops.rundir import RunDirectory, Submission, new_tag
 
 if TYPE_CHECKING:
@@ -19,27 +29,41 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
 LAUNCH_SCHEMA = 1
-_MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "refused": ("refused", "red"), "unknown": ("unknown", "magenta")}
+_MARKS = {
+    "ok": ("ok", "green"),
+    "warning": ("warning", "yellow"),
+    "refused": ("refused", "red"),
+    "unknown": ("unknown", "magenta"),
+}
 
 
 def launch(
+    *,
     run: RunOption = None,
-    array: Annotated[str | None, typer.Option("--array", metavar="1-10", help="Array of attempts, one after another.")] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="LIST", help="Nodes not to use: names or ranges; may be repeated.")
+    array: Annotated[
+        str | None, typer.Option("--array", metavar="1-10", help="Array of attempts, one after another.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of one attempt (slurm.nodes).")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="LIST", help="Nodes not to use: names or ranges; may be repeated."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of one attempt (slurm.nodes).")
+    ] = None,
     after: Annotated[str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")] = None,
     scheduler: SchedulerOption = "auto",
     why: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")
+    ] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
-    Nothing is submitted or created when a check refuses. Exit codes: 0 submitted, 1 refused by the state of things,
-    2 wrong card or options, 3 the scheduler did not answer.
+    Nothing is submitted or created when a check refuses.
+
+    Exit code 0: submitted; 1: something is in the way; 2: wrong card or option; 3: no answer from the scheduler.
 
     [bold]Examples[/bold]
 
@@ -67,7 +91,9 @@ def launch(
         record = submit(again.plan, job.scheduler, job.card_toml, job.user, why)
     _print_json(again, record, dry_run, as_json)
     if not as_json:
-        typer.echo(f"submitted: job {record.job_id} ({record.scheduler}); watch it with `tr11 status`, read it with `tr11 logs -f`")
+        typer.echo(
+            f"submitted: job {record.job_id} ({record.scheduler}); watch it with `tr11 status`, read it with `tr11 logs -f`"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +123,13 @@ class LaunchView:
 
 
 def _prepare(
-    run: str | None, array: str | None, exclude: list[str], nodes: int | None, after: str | None, kind: str, overrides: list[str]
+    run: str | None,
+    array: str | None,
+    exclude: list[str],
+    nodes: int | None,
+    after: str | None,
+    kind: str,
+    overrides: list[str],
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
     import os
@@ -134,7 +166,9 @@ def _expand(lists: list[str], option: str) -> list[str]:
         try:
             names += expand(text)
         except ValueError as error:
-            raise Refusal(f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7", exit_code=2) from None
+            raise Refusal(
+                f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7", exit_code=2
+            ) from None
     return names
 
 
@@ -165,7 +199,11 @@ def _check(job: LaunchJob, tag: str | None = None) -> LaunchView:
             checks.append(preflight.ok("scheduler", f"{job.scheduler.name} would take it ({result.message})"))
             rows = tuple(plan_lines(plan, job.card, job.scheduler.name))
             return LaunchView(tuple(checks), plan, rows, 0)
-        checks.append(preflight.refused("scheduler", f"{job.scheduler.name} refuses it: {result.message}", "change the card or the options"))
+        checks.append(
+            preflight.refused(
+                "scheduler", f"{job.scheduler.name} refuses it: {result.message}", "change the card or the options"
+            )
+        )
     return LaunchView(tuple(checks), None, (), preflight.verdict(checks))
 
 
@@ -204,7 +242,8 @@ def _print_json(view: LaunchView, record: Submission | None, dry_run: bool, as_j
         "job_id": record.job_id if record else None,
         "scheduler": record.scheduler if record else None,
         "checks": [
-            {"level": check.level.value, "name": check.name, "text": check.text, "fix": check.fix} for check in view.checks
+            {"level": check.level.value, "name": check.name, "text": check.text, "fix": check.fix}
+            for check in view.checks
         ],
         "plan": plan_value(view.plan) if view.plan else None,
     }

@@ -20,12 +20,21 @@ FOLLOW_SECONDS = 0.5
 
 
 def logs(
+    *,
     run: RunOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="R", help="One worker's own log (global rank).")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too.")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, metavar="R", help="One worker's own log (global rank).")
+    ] = None,
     node: Annotated[str | None, typer.Option("--node", metavar="N", help="The workers of one node.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines from the end to begin with.")] = 40,
-    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Attempt for --rank and --node; default: the newest.")] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines from the end to begin with.")
+    ] = 40,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Attempt for --rank and --node; default: the newest.")
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Show the end of the run's log, or of one worker's, and follow it with -f.
@@ -53,7 +62,9 @@ def logs(
             sys.stdout.flush()
 
 
-def _finder(directory: RunDirectory, rank: int | None, node: str | None, job: str | None) -> Callable[[], Sequence[Source]]:
+def _finder(
+    directory: RunDirectory, rank: int | None, node: str | None, job: str | None
+) -> Callable[[], Sequence[Source]]:
     """What to read, found anew each time it is asked: later attempts bring new files."""
     from tr11ops.logtail import Source
 
@@ -76,7 +87,9 @@ def _finder(directory: RunDirectory, rank: int | None, node: str | None, job: st
     return find
 
 
-def _require_some(directory: RunDirectory, found: Sequence[Source], rank: int | None, node: str | None, job: str | None) -> None:
+def _require_some(
+    directory: RunDirectory, found: Sequence[Source], rank: int | None, node: str | None, job: str | None
+) -> None:
     """Say clearly when there is nothing to read. Raises Refusal."""
     if rank is None and node is None:
         if not directory.paths.main_log.exists():
@@ -91,7 +104,9 @@ def _require_some(directory: RunDirectory, found: Sequence[Source], rank: int | 
     ranks = f"ranks 0 to {max(number for _, number, _ in known)}"
     nodes = ", ".join(sorted({name for name, _, _ in known})[:8])
     what = " ".join(([f"--rank {rank}"] if rank is not None else []) + ([f"--node {node}"] if node is not None else []))
-    raise Refusal(f"{what}: there is no such worker in attempt {attempts[0]}; it has {ranks}, nodes {nodes}", exit_code=2)
+    raise Refusal(
+        f"{what}: there is no such worker in attempt {attempts[0]}; it has {ranks}, nodes {nodes}", exit_code=2
+    )
 
 
 def _pause() -> bool:

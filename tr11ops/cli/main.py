@@ -36,7 +36,9 @@ class LazyCommand:
 
 
 COMMANDS: Mapping[str, LazyCommand] = {
-    "launch": LazyCommand("tr11ops.cli.launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
+    "launch": LazyCommand(
+        "tr11ops.cli.launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."
+    ),
     "status": LazyCommand("tr11ops.cli.status", "status", "One screen: is the run healthy, and since when."),
     "logs": LazyCommand("tr11ops.cli.logs", "logs", "Show or follow the run's log, or one worker's."),
     "kill": LazyCommand("tr11ops.cli.kill", "kill", "Stop a run with a checkpoint, or let it go on (--release)."),
@@ -80,7 +82,9 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
-        rows = (f"  {typer.style(name, bold=True)}{' ' * (10 - len(name))}{entry.help}" for name, entry in COMMANDS.items())
+        rows = (
+            f"  {typer.style(name, bold=True)}{' ' * (10 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
+        )
         bold, plain = typer.style("\0", bold=True).split("\0")
         formatter.write(HELP.format(bold=bold, plain=plain, commands="\n".join(rows)))
 

@@ -13,10 +13,14 @@ from tr11ops.rundir import new_tag, write_text
 
 
 def train(
+    *,
     run: RunOption = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes to play here (slurm.nodes).")] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes to play here (slurm.nodes).")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers-per-node", min=1, metavar="N", help="Workers of each (slurm.workers_per_node).")
+        int | None,
+        typer.Option("--workers-per-node", min=1, metavar="N", help="Workers of each (slurm.workers_per_node)."),
     ] = None,
     overrides: SetOption = None,
 ) -> None:
@@ -31,15 +35,18 @@ def train(
       tr11 train --nodes 1 --workers-per-node 2 --set parallel.pipeline=1 --set parallel.tensor=2
     """
     from tr11ops.journal import Journal, user_name
+    from tr11ops.launch.check import Level, verdict
     from tr11ops.launch.facts import LaunchRequest, observe_launch
     from tr11ops.launch.plan import resolved_card
-    from tr11ops.launch.preflight import Level, preflight, verdict
+    from tr11ops.launch.preflight import preflight
     from tr11ops.launch.render import agent_command, code_root
     from tr11ops.launch.submit import hold_launch_lock, keep_inputs
     from tr11ops.runcard import load_card
 
     path = card_path(run)
-    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + [f"slurm.workers_per_node={workers}"] * (workers is not None)
+    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + [f"slurm.workers_per_node={workers}"] * (
+        workers is not None
+    )
     card = load_card(path, [*(overrides or []), *sizes], os.environ)
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
@@ -61,7 +68,9 @@ def train(
     job_id = f"foreground-{tag}"
     command = [*agent_command(paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
     write_text(paths.folder / "command.txt", " ".join(command) + "\n")
-    Journal(directory.journal).write("train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name())
+    Journal(directory.journal).write(
+        "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
+    )
     root = code_root()
     places = [str(root)] if root else []
     environment = {

@@ -17,7 +17,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if signs.is_finished(snapshot) or signs.life_outside(snapshot) is not None:
         return
-    if isinstance(snapshot.attempts, Unknown):
+    if isinstance(snapshot.attempts, Unknown) or signs.last_end_is_unknown(snapshot):
         return
     yield Finding(
         "down",

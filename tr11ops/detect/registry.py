@@ -28,10 +28,10 @@ Detector = Callable[[Snapshot], Iterator[Finding]]
 
 DETECTORS: tuple[Detector, ...] = (
     down.detect,
+    two_attempts.detect,
     stalled.detect,
     suspended.detect,
     lingering.detect,
-    two_attempts.detect,
     node_lost.detect,
     dead_chain.detect,
     held.detect,

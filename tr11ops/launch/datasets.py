@@ -44,13 +44,17 @@ def look_at(prefix: str) -> DatasetFacts:
             expected = HEADER_BYTES + 12 * sequences + 8 * entries
             size = os.fstat(stream.fileno()).st_size
             if size != expected:
-                return DatasetFacts(prefix, fault=f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}")
+                return DatasetFacts(
+                    prefix, fault=f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}"
+                )
             last_length = struct.unpack("<i", _at(stream.fileno(), HEADER_BYTES + 4 * (sequences - 1), 4))[0]
             last_offset = struct.unpack("<q", _at(stream.fileno(), HEADER_BYTES + 12 * sequences - 8, 8))[0]
             first_document = struct.unpack("<q", _at(stream.fileno(), HEADER_BYTES + 12 * sequences, 8))[0]
             last_document = struct.unpack("<q", _at(stream.fileno(), expected - 8, 8))[0]
         if first_document != 0 or last_document != sequences:
-            return DatasetFacts(prefix, fault=f"{index} names documents {first_document} to {last_document}, expected 0 to {sequences}")
+            return DatasetFacts(
+                prefix, fault=f"{index} names documents {first_document} to {last_document}, expected 0 to {sequences}"
+            )
         needed = last_offset + last_length * ITEM_BYTES[code]
         held = tokens.stat().st_size
     except (OSError, ValueError, struct.error) as error:

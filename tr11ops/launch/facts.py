@@ -159,7 +159,11 @@ def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
             continue
         folder = directory.paths.attempt(job_id)
         record = _observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
-        if not isinstance(record, dict) or (folder / "verdict.json").exists() or record.get("batch_host") != host_name():
+        if (
+            not isinstance(record, dict)
+            or (folder / "verdict.json").exists()
+            or record.get("batch_host") != host_name()
+        ):
             continue
         if _is_alive(record.get("pid"), record.get("start")):
             found.append(f"tr11 train, process {record['pid']} on {record['batch_host']}")

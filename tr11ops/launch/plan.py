@@ -43,7 +43,9 @@ class LaunchPlan:
         return replace(self.request, working_directory=folder)
 
 
-def plan_launch(card: RunCard, directory: RunDirectory, request: LaunchRequest, excluded: Iterable[str], tag: str) -> LaunchPlan:
+def plan_launch(
+    card: RunCard, directory: RunDirectory, request: LaunchRequest, excluded: Iterable[str], tag: str
+) -> LaunchPlan:
     """The plan for a card. Raises ValueError when a path of it cannot stand in a batch script."""
     slurm = card.slurm
     paths = directory.submission(tag)
@@ -71,7 +73,9 @@ def plan_launch(card: RunCard, directory: RunDirectory, request: LaunchRequest, 
     script = render_script(
         batch, card.run.variant, tag, agent_command(paths.card, tag), slurm.setup, slurm.environment, slurm.hint
     )
-    return LaunchPlan(tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant)
+    return LaunchPlan(
+        tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant
+    )
 
 
 def resolved_card(card: RunCard) -> dict[str, Any]:

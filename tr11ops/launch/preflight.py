@@ -5,73 +5,25 @@ Nothing here reads a file, asks a scheduler or looks at a clock.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
-from tr11ops.cluster.base import Job, JobState, Partition
+from tr11ops.cluster.base import Partition
+from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.launch.queue import queue_checks
+from tr11ops.launch.resume import checkpoint_checks
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
-from tr11ops.rundir import RunDirectory, parse_comment
+from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
-from trainer.contract import Manifest, checkpoint_name
 from trainer.model.flops import checkpoint_bytes, count_parameters
 
 CHECKPOINTS_OF_ROOM = 2
 
 
-class Level(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARNING = "warning"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the preflight. `exit_code` counts where the level is refused (1 needs a person, 2 wrong usage)."""
-
-    level: Level
-    name: str
-    text: str
-    fix: str = ""
-    exit_code: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}" + (f"; {self.fix}" if self.fix else "")
-
-
-def ok(name: str, text: str) -> Check:
-    return Check(Level.OK, name, text)
-
-
-def warning(name: str, text: str, fix: str = "") -> Check:
-    return Check(Level.WARNING, name, text, fix)
-
-
-def refused(name: str, text: str, fix: str, exit_code: int = 1) -> Check:
-    return Check(Level.REFUSED, name, text, fix, exit_code)
-
-
-def unknown(name: str, text: str) -> Check:
-    return Check(Level.UNKNOWN, name, text, "nothing was submitted; try again when it answers", 3)
-
-
 def preflight(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> tuple[Check, ...]:
     """All checks, in the order in which a person would make them."""
     return tuple(_checks(card, directory, request, facts))
-
-
-def verdict(checks: Iterable[Check]) -> int:
-    """The exit code that the checks add up to: 0, else unknown (3) before wrong usage (2) before a refusal (1)."""
-    checks = list(checks)
-    if any(check.level is Level.UNKNOWN for check in checks):
-        return 3
-    return max((check.exit_code for check in checks if check.level is Level.REFUSED), default=0)
 
 
 def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
@@ -84,10 +36,10 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from _partition_checks(card, request, facts)
     yield from _place_checks(card, directory, facts)
     yield from _kill_switch_checks(directory, facts)
-    yield from _queue_checks(card, directory, request, facts)
+    yield from queue_checks(card.run.name, directory, request, facts)
     yield from _data_checks(facts)
     yield from _tokenizer_checks(card, facts)
-    yield from _checkpoint_checks(card, directory, facts)
+    yield from checkpoint_checks(card, directory, facts)
 
 
 # ----------------------------------------------------------------------------- the cluster
@@ -116,7 +68,9 @@ def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts)
         if card.slurm.partition is None:
             yield refused("slurm.partition", "the cluster has no default partition", f"set it to one of: {there}", 2)
         else:
-            yield refused("slurm.partition", f"{card.slurm.partition!r} is not a partition here", f"use one of: {there}", 2)
+            yield refused(
+                "slurm.partition", f"{card.slurm.partition!r} is not a partition here", f"use one of: {there}", 2
+            )
         return
     limit = partition.max_time_seconds
     if not partition.is_up:
@@ -125,7 +79,8 @@ def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts)
         rule = f"{card.slurm.time_limit} is above the limit of partition {partition.name} ({_hours(limit)})"
         yield refused("slurm.time_limit", rule, f"use {_hours(limit)} and lower run.exit_duration_minutes with it", 2)
     else:
-        yield ok("partition", f"{partition.name}, {card.slurm.time_limit} of {_hours(limit) if limit else 'unlimited'}")
+        most = f"of at most {_hours(limit)}" if limit is not None else "(no maximum)"
+        yield ok("partition", f"{partition.name}, {card.slurm.time_limit} {most}")
     yield from _node_checks(card, partition, request, facts)
 
 
@@ -139,14 +94,18 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
     excluded = excluded_nodes(request, facts)
     strangers = [name for name in request.exclude if name not in nodes]
     if strangers:
-        rule = f"{strangers[0]!r} is not a node of this cluster" + (f" (and {len(strangers) - 1} more)" if strangers[1:] else "")
+        rule = f"{strangers[0]!r} is not a node of this cluster" + (
+            f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
+        )
         yield refused("exclude", rule, f"the nodes are {_short(sorted(nodes))}", 2)
     wanted = card.slurm.nodes
     open_to_us = [nodes[name] for name in partition.node_names if name in nodes and name not in excluded]
     usable = [node for node in open_to_us if node.is_usable]
     counted = f"{len(open_to_us)} of partition {partition.name} after {len(excluded)} excluded"
     if len(open_to_us) < wanted:
-        yield refused("nodes", f"{wanted} are needed, there are {counted}", "ask for fewer with --nodes, or exclude fewer")
+        yield refused(
+            "nodes", f"{wanted} are needed, there are {counted}", "ask for fewer with --nodes, or exclude fewer"
+        )
     elif len(usable) < wanted:
         gone = _short(sorted(node.name for node in open_to_us if not node.is_usable))
         yield warning("nodes", f"{wanted} are needed, {len(usable)} can be used now ({gone} cannot): the job will wait")
@@ -162,7 +121,9 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
 # ----------------------------------------------------------------------------- the file system
 def _place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
     if facts.place.fault:
-        yield refused("run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access")
+        yield refused(
+            "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"
+        )
         return
     parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
     each = checkpoint_bytes(parameters, card.precision)
@@ -184,7 +145,9 @@ def _kill_switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator
     if switch.is_set:
         by = f" by {switch.who}" if switch.who else ""
         why = f" ({switch.why})" if switch.why else ""
-        yield refused("kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 kill --release`")
+        yield refused(
+            "kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 kill --release`"
+        )
     elif not switch.other_run:
         yield ok("kill switch", "not set")
 
@@ -195,7 +158,9 @@ def _data_checks(facts: LaunchFacts) -> Iterator[Check]:
         if dataset.unreadable:
             yield refused("data.prefixes", dataset.unreadable, "make it readable for the run's user")
         elif dataset.fault:
-            yield refused("data.prefixes", dataset.fault, "correct the path, or make the dataset again (`tr11 data preprocess`)")
+            yield refused(
+                "data.prefixes", dataset.fault, "correct the path, or make the dataset again (`tr11 data preprocess`)"
+            )
         tokens += dataset.tokens
         documents += dataset.documents
     if not any(dataset.fault or dataset.unreadable for dataset in facts.datasets):
@@ -211,197 +176,6 @@ def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
         yield refused("tokenizer.padded_vocabulary_size", rule, f"use {tokenizer.size} or more", 2)
     elif tokenizer.size is not None:
         yield ok("tokenizer", f"{tokenizer.size:,} tokens in {rows:,} rows")
-
-
-# ----------------------------------------------------------------------------- what runs or waits already
-def own_jobs(name: str, directory: RunDirectory, jobs: Iterable[Job]) -> tuple[list[Job], list[Job]]:
-    """Jobs of this run that are not over, and living jobs of the same name that belong to another directory.
-
-    A job is of this run by its comment, or by its name where it carries no comment of tr11 (submitted by hand). Numbers
-    do not count: a scheduler that is set up anew begins again at 1.
-    """
-    ours: list[Job] = []
-    namesakes: list[Job] = []
-    for job in jobs:
-        if job.state.is_final:
-            continue
-        mark = parse_comment(job.comment)
-        if mark is not None:
-            if mark[1] == directory.mark:
-                ours.append(job)
-            elif job.name == name:
-                namesakes.append(job)
-        elif job.name == name:
-            ours.append(job)
-    return ours, namesakes
-
-
-def array_number(job: Job) -> str:
-    """The number that stands for a job's whole submission."""
-    return job.array_id or job.raw_id
-
-
-def _queue_checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
-    if isinstance(facts.jobs, Unknown):
-        yield unknown("queue", f"the scheduler did not say what is queued ({facts.jobs.why})")
-        return
-    if isinstance(facts.submissions, Unknown):
-        yield unknown("queue", f"earlier submissions could not be read ({facts.submissions.why})")
-        return
-    for place in (*facts.foreground, *facts.elsewhere):
-        yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
-    ours, namesakes = own_jobs(card.run.name, directory, facts.jobs)
-    for job in namesakes:
-        yield warning("queue", f"job {job.job_id} of {job.user} has the same name, in another run directory")
-    lost = [entry for entry in facts.submissions if entry.job_id is None]
-    if lost and not ours:
-        yield warning("queue", f"the scheduler has no trace of submission {lost[-1].tag}, whose answer was lost")
-    doubtful = [job for job in ours if job.state is JobState.UNKNOWN]
-    if doubtful:
-        yield unknown("queue", f"the state of job {doubtful[0].job_id} of this run is unknown")
-    elif request.after is None:
-        yield from _first_in_line(ours, facts.user)
-    else:
-        yield from _behind(request.after, ours, facts)
-
-
-def _first_in_line(ours: list[Job], user: str) -> Iterator[Check]:
-    if not ours:
-        yield ok("queue", "nothing of this run is queued or running")
-        return
-    job = max(ours, key=lambda entry: (entry.state.is_active, array_number(entry)))
-    whose = "" if job.user in {"", user} else f" of {job.user}"
-    state = "running" if job.state.is_active else "queued"
-    more = f" (and {len(ours) - 1} more)" if len(ours) > 1 else ""
-    last = max((array_number(entry) for entry in ours), key=_as_number)
-    rule = f"this run is already {state}: job {job.job_id}{whose}{more}"
-    yield refused("queue", rule, f"queue behind it with `--after {last}`, or stop it with `tr11 kill`")
-
-
-def _behind(after: str, ours: list[Job], facts: LaunchFacts) -> Iterator[Check]:
-    """With `--after`, everything of this run must be over when the new job starts: it is the target, or before it."""
-    if isinstance(facts.after, Unknown):
-        yield unknown("--after", f"the scheduler did not say whether job {after} exists ({facts.after.why})")
-        return
-    if facts.after is None:
-        listed = ", ".join(sorted({array_number(job) for job in ours})) or "none"
-        yield refused("--after", f"the scheduler knows no job {after}", f"jobs of this run: {listed}", 2)
-        return
-    if facts.after.job_id not in {job.job_id for job in ours} and array_number(facts.after) not in {array_number(job) for job in ours}:
-        if facts.after.state.is_final:
-            yield warning("--after", f"job {after} is over: the new one may start at once")
-        else:
-            yield warning("--after", f"job {after} ({facts.after.name}) is not of this run")
-    whole_array = "_" not in after
-    before = _all_before(array_number(facts.after), ours) if whole_array else set()
-    beside = [job for job in ours if array_number(job) not in before]
-    if beside:
-        last = max((array_number(job) for job in ours), key=_as_number)
-        rule = f"job {beside[0].job_id} of this run could run at the same time"
-        yield refused("--after", rule, f"use `--after {last}`")
-    else:
-        yield ok("queue", f"starts after job {after}")
-
-
-def _all_before(target: str, ours: list[Job]) -> set[str]:
-    """The target and every submission that it waits for, however far back."""
-    before, fresh = {target}, {target}
-    while fresh:
-        waited_for = {
-            number for job in ours if array_number(job) in fresh for number in re.findall(r"\d+", re.sub(r"_\S*", "", job.dependency))
-        }
-        fresh = waited_for - before
-        before |= fresh
-    return before
-
-
-def _as_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdecimal() else (0, text)
-
-
-# ----------------------------------------------------------------------------- what it would resume from
-def _checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
-    if isinstance(facts.checkpoints, Unknown):
-        yield unknown("checkpoints", f"they could not be read ({facts.checkpoints.why})")
-        return
-    found, folder = facts.checkpoints, directory.paths.checkpoints
-    if not found.steps:
-        if not isinstance(found.latest, Unknown) and found.latest is None and not card.run.expect_resume:
-            yield ok("checkpoints", "none: the training starts from random weights")
-        elif card.run.expect_resume:
-            yield refused("run.expect_resume", f"{folder} holds no checkpoint", "restore one, or correct run.directory or run.variant")
-        else:
-            yield refused("checkpoints", f"{directory.paths.latest} is there, but no checkpoint", "restore one, or remove that file to start anew")
-        return
-    if found.manifest is None:
-        step, fault = found.rejected[0]
-        rule = f"none of the {len(found.steps)} in {folder} is whole: {checkpoint_name(step)}: {fault}"
-        yield refused("checkpoints", rule, "restore one from a backup, or move them away to start from random weights")
-        return
-    yield from _resume_checks(card, directory, found.manifest, found.steps, found.latest, found.rejected)
-
-
-def _resume_checks(
-    card: RunCard,
-    directory: RunDirectory,
-    manifest: Manifest,
-    steps: tuple[int, ...],
-    latest: int | None | Unknown,
-    rejected: tuple[tuple[int, str], ...],
-) -> Iterator[Check]:
-    name = checkpoint_name(manifest.step)
-    if isinstance(latest, Unknown):
-        yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} will be resumed")
-    elif latest is None:
-        yield warning("checkpoints", f"{directory.paths.latest} is missing: {name}, the newest whole one, will be resumed")
-    elif latest not in steps:
-        yield warning("checkpoints", f"latest names {checkpoint_name(latest)}, which is not there: {name} will be resumed")
-    for step, fault in rejected[:3]:
-        yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault}")
-    newer = [step for step in steps if step > manifest.step and step not in dict(rejected)]
-    if newer:
-        yield warning("checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names")
-    differences = model_differences(card, manifest)
-    for key, (saved, wanted) in differences.items():
-        rule = f"{wanted!r} in the card, {saved!r} in {name}: a checkpoint of another model"
-        yield refused(key, rule, f"set it to {saved!r}, or use another run.variant for the new model", 2)
-    if not differences:
-        yield ok("checkpoints", f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}")
-
-
-def _topology(card: RunCard, manifest: Manifest) -> str:
-    own = {"tensor": card.parallel.tensor, "pipeline": card.parallel.pipeline, "data": card.data_parallel_degree}
-    saved = {key: manifest.topology.get(key, value) for key, value in own.items()}
-    if saved == own:
-        return ""
-    return " (saved on " + " x ".join(f"{key} {degree}" for key, degree in saved.items()) + ")"
-
-
-def model_facts(card: RunCard) -> dict[str, object]:
-    """What decides whether a checkpoint fits, under the card's keys, as the trainer writes it into a manifest."""
-    model = card.model
-    facts: dict[str, object] = {
-        "model.layers": model.layers,
-        "model.hidden_size": model.hidden_size,
-        "model.attention_heads": model.attention_heads,
-        "model.ffn_hidden_size": model.ffn,
-        "model.position_embedding": model.position_embedding,
-        "model.embedding_layernorm": model.embedding_layernorm,
-        "tokenizer.padded_vocabulary_size": card.tokenizer.padded_vocabulary_size,
-        "precision.dtype": card.precision.dtype,
-    }
-    if model.position_embedding == "absolute":
-        facts["model.max_position_embeddings"] = model.positions
-    return facts
-
-
-def model_differences(card: RunCard, manifest: Manifest) -> dict[str, tuple[object, object]]:
-    """Keys on which card and checkpoint disagree: (saved, wanted). Keys that only one side knows are passed over."""
-    return {
-        key: (manifest.model[key], wanted)
-        for key, wanted in model_facts(card).items()
-        if key in manifest.model and manifest.model[key] != wanted
-    }
 
 
 # ----------------------------------------------------------------------------- words

@@ -25,7 +25,12 @@ def agent_command(card: Path, tag: str, python: str | None = None) -> list[str]:
 def code_root() -> Path | None:
     """The folder that Python must be told of to import tr11; None where it is installed."""
     root = Path(__file__).resolve().parent.parent.parent
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages(), *site.getsitepackages()}
+    installed = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+        *site.getsitepackages(),
+    }
     return None if str(root) in {str(Path(path).resolve()) for path in installed if path} else root
 
 
@@ -82,20 +87,26 @@ def render_script(
         if "\n" in text or "\r" in text:
             raise ValueError(f"{text!r} cannot stand on one line of a batch script; choose a path without line ends")
     engine = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined, autoescape=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
     )
     engine.filters["sh"] = shlex.quote
     root = code_root()
-    script = str(engine.from_string(read_shipped(*TEMPLATE)).render(
-        run=request.name,
-        variant=variant,
-        tag=tag,
-        options=options,
-        environment=sorted(environment.items()),
-        code_root=str(root) if root else "",
-        setup=list(setup),
-        command=list(command),
-    ))
+    script = str(
+        engine.from_string(read_shipped(*TEMPLATE)).render(
+            run=request.name,
+            variant=variant,
+            tag=tag,
+            options=options,
+            environment=sorted(environment.items()),
+            code_root=str(root) if root else "",
+            setup=list(setup),
+            command=list(command),
+        )
+    )
     if "\0" in script:
         raise ValueError("a value of the card holds a NUL character, which no script can; remove it")
     return script

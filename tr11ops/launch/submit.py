@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tr11ops import __version__
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.journal import Journal
 from tr11ops.launch.facts import kill_switch_claim
@@ -21,7 +22,7 @@ from tr11ops.launch.plan import LaunchPlan
 from tr11ops.rundir import Submission, SubmissionPaths, make_shared, parse_comment, write_text
 from trainer.contract import host_name, write_json
 
-VERSIONED = ("tr11", "torch", "deepspeed", "numpy", "transformers")
+VERSIONED = ("torch", "deepspeed", "numpy", "transformers")
 LOOKUPS = 5
 LOOKUP_PAUSE_SECONDS = 2.0
 
@@ -34,7 +35,9 @@ class SubmissionUnknown(SchedulerUnreachable):
     """The scheduler's answer was lost, so the job may exist. `tag` is what it is found by."""
 
     def __init__(self, tag: str, why: str):
-        super().__init__(f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`")
+        super().__init__(
+            f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`"
+        )
         self.tag = tag
 
 
@@ -79,7 +82,12 @@ def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) ->
 
 def versions() -> dict[str, str]:
     """Versions of what will run, read from the installation without importing anything."""
-    found = {"python": platform.python_version(), "host": platform.node(), "system": platform.platform()}
+    found = {
+        "tr11": __version__,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "system": platform.platform(),
+    }
     for name in VERSIONED:
         try:
             found[name] = metadata.version(name)
@@ -109,7 +117,12 @@ def submit(
     _claim_kill_switch(plan)
     record = _record(plan, scheduler, user)
     directory.write_submission(replace(record, note="being submitted"))
-    journal.write("launch", why, {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name}, user)
+    journal.write(
+        "launch",
+        why,
+        {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name},
+        user,
+    )
     try:
         job_id = scheduler.submit(request)
     except SchedulerUnreachable as error:

@@ -72,14 +72,14 @@ def render(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict, 
     body = Table.grid(padding=(0, 1, 0, 0))
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
-    for label, words, style in rows(snapshot, findings, screen):
+    for label, words, style in rows(snapshot, findings, verdict, screen):
         body.add_row(text(label, "dim"), text(words, style))
     return Group(head, why, text(""), body)
 
 
-def rows(snapshot: Snapshot, findings: tuple[Finding, ...], screen: Screen) -> Iterator[Row]:
+def rows(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict, screen: Screen) -> Iterator[Row]:
     """The lines below the verdict, as (label, text, style)."""
-    yield from _progress(snapshot, screen)
+    yield from _progress(snapshot, verdict.word in {Word.HEALTHY, Word.STARTING}, screen)
     yield "", "", ""
     yield from _jobs(snapshot)
     yield from _attempts(snapshot)
@@ -101,7 +101,7 @@ def rows(snapshot: Snapshot, findings: tuple[Finding, ...], screen: Screen) -> I
 
 
 # ----------------------------------------------------------------------------- the training
-def _progress(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
+def _progress(snapshot: Snapshot, moving: bool, screen: Screen) -> Iterator[Row]:
     done, total = signs.iteration(snapshot), signs.total_iterations(snapshot)
     steps = snapshot.steps
     if done is not None and total:
@@ -120,13 +120,12 @@ def _progress(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
     yield "loss", f"{last.lm_loss:<8.4f} {sparkline(losses, spark_width, screen.unicode)} last {len(losses)}", ""
     pace = signs.seconds_per_iteration(snapshot)
     if pace is not None:
-        tflops = f"   {last.tflops:.1f} TFLOPs a worker" if math.isfinite(last.tflops) and last.tflops > 0 else ""
+        tflops = f", {last.tflops:.1f} TFLOPs" if math.isfinite(last.tflops) and last.tflops > 0 else ""
         yield "speed", f"{pace:.2f} s/iteration (last {last.seconds_per_iteration:.2f}){tflops}", ""
     tokens = f", {quantity(last.consumed_tokens)} tokens" if last.consumed_tokens else ""
     yield "consumed", f"{quantity(last.consumed_samples)} samples{tokens}, batch {last.global_batch_size}", ""
     remaining = signs.remaining_seconds(snapshot)
     if remaining:
-        moving = bool(signs.active_jobs(snapshot)) or signs.life_outside(snapshot) is not None
         when = f" (about {_clock(snapshot.time + remaining, screen)})" if moving else " of training"
         yield "ETA", f"{duration(remaining)}{when}, without waits and restarts", ""
 
@@ -145,7 +144,7 @@ def _jobs(snapshot: Snapshot) -> Iterator[Row]:
     if len(shown) > JOBS_SHOWN:
         yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
     covered, remaining = signs.queue_coverage_seconds(snapshot), signs.remaining_seconds(snapshot)
-    if covered is not None:
+    if covered is not None and snapshot.kill_switch is None:
         against = "" if remaining is None else f" of the {duration(remaining)} left"
         enough = "all" if remaining is not None and covered >= remaining else duration(covered)
         yield "queue", f"covers {enough}{against}", ""
@@ -165,8 +164,7 @@ def _job_line(snapshot: Snapshot, job: Job) -> str:
         limit = f" of {duration(job.time_limit_seconds)}" if job.time_limit_seconds is not None else ""
         parts.append(f"{duration(snapshot.time - job.start_time)}{limit}")
     if job.nodes:
-        named = " ".join(job.nodes[:NODES_SHOWN]) + (" ..." if len(job.nodes) > NODES_SHOWN else "")
-        parts.append(f"on {named}")
+        parts.append(f"on {compress_hostlist(job.nodes)}")
     return "  ".join(parts)
 
 

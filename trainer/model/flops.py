@@ -55,13 +55,13 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
 
 
 def _sharded_block(model: ModelSection) -> int:
-    """Parameters of a block that tensor parallelism divides: four matrices, and the biases of the column-parallel two."""
+    """What tensor parallelism divides in a block: four matrices, and the biases of the column-parallel two."""
     hidden, ffn = model.hidden_size, model.ffn
     return 4 * hidden * hidden + 2 * hidden * ffn + 3 * hidden + ffn
 
 
 def _replicated_block(model: ModelSection) -> int:
-    """Parameters of a block that every tensor rank holds: two LayerNorms and the biases of the row-parallel matrices."""
+    """What every tensor rank holds of a block: two LayerNorms and the biases of the row-parallel matrices."""
     return 6 * model.hidden_size
 
 
@@ -78,7 +78,9 @@ class Stage:
     parameters_per_worker: int  # on one tensor rank, the tied copy of the embedding included
 
 
-def stage_layout(model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int) -> tuple[Stage, ...] | None:
+def stage_layout(
+    model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int
+) -> tuple[Stage, ...] | None:
     """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can compute.
 
     The classes are an embedding, the transformer blocks and the head, which is an embedding too; those that the
@@ -99,29 +101,28 @@ def stage_layout(model: ModelSection, parallel: ParallelSection, padded_vocabula
     for index in range(stages):
         is_first, is_last = index == 0, index == stages - 1
         blocks = layers if stages == 1 else each - ends * (is_first + is_last)
-        per_worker = _stage_parameters(model, parallel.tensor, padded_vocabulary_size, blocks, is_first, is_last, stages)
+        per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
+        per_worker += _ends_parameters(
+            model, padded_vocabulary_size * model.hidden_size // parallel.tensor, is_first, is_last
+        )
         result.append(Stage(index, first, blocks, is_first, is_last, per_worker))
         first += blocks
     return tuple(result)
 
 
-def _stage_parameters(
-    model: ModelSection, tensor: int, vocabulary: int, blocks: int, embedding: bool, head: bool, stages: int
-) -> int:
-    hidden = model.hidden_size
-    count = blocks * (_sharded_block(model) // tensor + _replicated_block(model))
-    table = vocabulary * hidden // tensor
+def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: bool) -> int:
+    """Parameters of a stage beside its blocks; `table` is one worker's part of the word embedding."""
+    count = table if embedding or head else 0  # tied: a stage that has both ends holds it once
     if embedding:
-        count += table
-        count += model.positions * hidden if model.position_embedding == "absolute" else 0
-        count += 2 * hidden if model.embedding_layernorm else 0
+        count += model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
+        count += 2 * model.hidden_size if model.embedding_layernorm else 0
     if head:
-        count += 2 * hidden + (table if stages > 1 else 0)
+        count += 2 * model.hidden_size
     return count
 
 
 # ----------------------------------------------------------------------------- floating-point operations
-def tflops_per_gpu(
+def tflops_per_gpu(  # noqa: PLR0917  # the formula's own six quantities
     model: ModelSection,
     padded_vocabulary_size: int,
     global_batch_size: int,

@@ -96,8 +96,8 @@ def kill_everywhere(rank: int, root: Path, old: list[tuple[int, int]], new: tupl
     [([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))],
     ids=["first", "next", "over-the-same-step"],
 )
-def test_killed_at_every_file_operation(tmp_path: Path, old: list[tuple[int, int]], new: tuple[int, int]) -> None:
-    [found] = world.run(1, kill_everywhere, tmp_path, old, new)
+def test_killed_at_every_file_operation(memory_path: Path, old: list[tuple[int, int]], new: tuple[int, int]) -> None:
+    [found] = world.run(1, kill_everywhere, memory_path, old, new)
     before = old[-1] if old else None
     assert set(found) == {before, new}
     assert found == sorted(found, key=lambda value: value == new), "once visible, the new one stays"
@@ -109,26 +109,28 @@ def save_forever(rank: int, folder: Path, first: int) -> None:
         save(folder, SHAPE, rank, step, step)
 
 
-def test_four_ranks_killed_at_random_moments(tmp_path: Path) -> None:
+def test_four_ranks_killed_at_random_moments(memory_path: Path) -> None:
     chance = random.Random(11)
     reached, moments = 0, set()
     for _ in range(20):
-        processes, _receivers = world.start(SHAPE.world, save_forever, tmp_path, reached + 1)
-        while not any(tmp_path.glob(".global_step*")) and all(process.is_alive() for process in processes):
+        stale = set(memory_path.glob(".global_step*"))
+        processes, _receivers = world.start(SHAPE.world, save_forever, memory_path, reached + 1)
+        while set(memory_path.glob(".global_step*")) <= stale and all(process.is_alive() for process in processes):
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.25))
+        time.sleep(chance.uniform(0, 0.4))
         for process in chance.sample(processes, len(processes)):
             process.kill()
             time.sleep(chance.choice([0, 0, 0.03]))
         world.stop(processes)
-        moments.add(tuple(sorted(path.name.split("-")[0] for path in tmp_path.glob(".global_step*"))))
-        found = survivor(tmp_path)
+        moments.add(tuple(sorted(path.name.split("-")[0] for path in memory_path.glob(".global_step*"))))
+        found = survivor(memory_path)
         if found is None:
             assert reached == 0
         else:
             assert found[0] == found[1] >= reached
             reached = found[0]
-        for step in checkpoint_steps(tmp_path)[:-2]:
-            shutil.rmtree(tmp_path / f"global_step{step}")
-    assert reached > 20
+        for step in checkpoint_steps(memory_path)[:-2]:
+            shutil.rmtree(memory_path / f"global_step{step}")
+    assert reached > 10, "saves went on between the kills"
+    print(reached, moments)
     assert len(moments) > 3, "the kills fell at different points of a save"

@@ -73,8 +73,8 @@ def save_one_load_all(rank: int, folder: Path, saved: Shape) -> None:
 
 
 @pytest.mark.parametrize("saved", SHAPES, ids=lambda shape: f"t{shape.tensor}p{shape.pipeline}d{shape.data}")
-def test_every_topology_loads_what_another_saved(tmp_path: Path, saved: Shape) -> None:
-    world.run(4, save_one_load_all, tmp_path, saved)
+def test_every_topology_loads_what_another_saved(memory_path: Path, saved: Shape) -> None:
+    world.run(4, save_one_load_all, memory_path, saved)
 
 
 def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
@@ -85,20 +85,20 @@ def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
     assert load_rank(rank, folder, shape, 2)[:3] == ([], 1002, True)
 
 
-def test_eight_ranks_save_twice(tmp_path: Path) -> None:
+def test_eight_ranks_save_twice(memory_path: Path) -> None:
     shape = Shape(tensor=2, pipeline=2, data=2)
-    world.run(shape.world, save_and_check, tmp_path, shape)
-    manifest = Manifest.read(tmp_path / "global_step2")
+    world.run(shape.world, save_and_check, memory_path, shape)
+    manifest = Manifest.read(memory_path / "global_step2")
     assert manifest is not None
-    assert manifest_faults(tmp_path / "global_step2", manifest, read_digests=True) == []
-    assert read_latest(tmp_path) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "global_step2", "latest"]
-    for path in (tmp_path / "global_step2").rglob("*"):
+    assert manifest_faults(memory_path / "global_step2", manifest, read_digests=True) == []
+    assert read_latest(memory_path) == 2
+    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step1", "global_step2", "latest"]
+    for path in (memory_path / "global_step2").rglob("*"):
         assert path.stat().st_mode & 0o020, f"{path} is not group-writable"
 
 
-def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
-    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_what_a_checkpoint_holds(memory_path: Path) -> None:
+    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     manifest = Manifest.read(result.folder)
     assert manifest is not None
     on_disk = {str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()}
@@ -112,34 +112,34 @@ def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
     }
 
 
-def test_torchs_own_tool_reads_the_weights(tmp_path: Path) -> None:
+def test_torchs_own_tool_reads_the_weights(memory_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
-    dcp_to_torch_save(result.folder / "weights", tmp_path / "weights.pt")
-    plain = torch.load(tmp_path / "weights.pt", weights_only=True)
+    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    dcp_to_torch_save(result.folder / "weights", memory_path / "weights.pt")
+    plain = torch.load(memory_path / "weights.pt", weights_only=True)
     for item in state(MODEL, Shape(), 0, 3).weights:
         assert torch.equal(plain[item.name], item.tensor)
 
 
-def test_weights_alone_are_enough_for_evaluation(tmp_path: Path) -> None:
-    result = store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_weights_alone_are_enough_for_evaluation(memory_path: Path) -> None:
+    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     for path in sorted((result.folder / "optimizer").iterdir()):
         path.write_bytes(b"x" * path.stat().st_size)
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
-    store.load(tmp_path, 3, empty, info(Shape()), weights_only=True)
+    store.load(memory_path, 3, empty, info(Shape()), weights_only=True)
     wanted = state(MODEL, Shape(), 0, 3)
     assert all(torch.equal(mine.tensor, theirs.tensor.float()) for mine, theirs in zip(empty.weights, wanted.weights, strict=True))
 
 
-def test_a_save_over_the_same_step_replaces_it(tmp_path: Path) -> None:
-    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
-    (tmp_path / ".global_step9.partial-dead").mkdir()
-    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
+def test_a_save_over_the_same_step_replaces_it(memory_path: Path) -> None:
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    (memory_path / ".global_step9.partial-dead").mkdir()
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
     empty = state(MODEL, Shape(), 0, None)
-    assert store.load(tmp_path, 3, empty, info(Shape())).cursor["iteration"] == 4
+    assert store.load(memory_path, 3, empty, info(Shape())).cursor["iteration"] == 4
     assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "latest"]
+    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step3", "latest"]
 
 
 @pytest.mark.parametrize(
@@ -152,21 +152,21 @@ def test_a_save_over_the_same_step_replaces_it(tmp_path: Path) -> None:
         (Model(hidden=16), False, "embedding.weight has shape (20, 12) in the checkpoint and (20, 16) in this run"),
     ],
 )
-def test_another_model_is_refused_before_anything_is_loaded(tmp_path: Path, model: Model, facts: bool, said: str) -> None:
-    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_another_model_is_refused_before_anything_is_loaded(memory_path: Path, model: Model, facts: bool, said: str) -> None:
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     empty = state(model, Shape(), 0, None)
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
-        store.load(tmp_path, 3, empty, info(Shape(), model if facts else MODEL))
+        store.load(memory_path, 3, empty, info(Shape(), model if facts else MODEL))
     assert "\n" not in str(caught.value)
     assert all(item.tensor.isnan().all() for item in empty.weights)
     assert all(run.isnan().all() for item in empty.fragments for run in item.tensors.values())
 
 
-def test_another_precision_is_refused(tmp_path: Path) -> None:
-    store.save(tmp_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_another_precision_is_refused(memory_path: Path) -> None:
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     with pytest.raises(CheckpointError, match=r'is bf16 in the checkpoint and fp32 in this run; .*set precision\.dtype = "bf16"'):
-        store.load(tmp_path, 3, empty, info(Shape()))
+        store.load(memory_path, 3, empty, info(Shape()))
     assert all(item.tensor.isnan().all() for item in empty.weights)
 
 
@@ -180,9 +180,9 @@ def refused_on_one_rank(rank: int, folder: Path, shape: Shape) -> str:
     return str(caught.value)
 
 
-def test_one_ranks_refusal_is_everyones(tmp_path: Path) -> None:
+def test_one_ranks_refusal_is_everyones(memory_path: Path) -> None:
     shape = Shape(tensor=2, data=2)
-    messages = world.run(4, refused_on_one_rank, tmp_path, shape)
+    messages = world.run(4, refused_on_one_rank, memory_path, shape)
     assert len(set(messages)) == 1
     assert re.search(r"rank 1 on \S+: it is of another model", messages[0])
 
@@ -194,18 +194,18 @@ def misfit_rank(rank: int, folder: Path) -> str:
     return str(caught.value)
 
 
-def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
-    messages = world.run(2, misfit_rank, tmp_path)
+def test_parts_that_do_not_make_a_whole_are_not_saved(memory_path: Path) -> None:
+    messages = world.run(2, misfit_rank, memory_path)
     assert len(set(messages)) == 1
     assert "embedding.weight" in messages[0]
-    assert list(tmp_path.iterdir()) == []
+    assert list(memory_path.iterdir()) == []
 
 
-def test_a_rank_may_hold_nothing_but_padding(tmp_path: Path) -> None:
+def test_a_rank_may_hold_nothing_but_padding(memory_path: Path) -> None:
     shape, small = Shape(data=4), Model(layers=0, hidden=4, vocabulary=2)
-    assert world.run(4, save_small, tmp_path, small, shape) == [1, 1, 0, 0]
+    assert world.run(4, save_small, memory_path, small, shape) == [1, 1, 0, 0]
     empty = state(small, Shape(), 0, None)
-    store.load(tmp_path, 1, empty, info(Shape(), small))
+    store.load(memory_path, 1, empty, info(Shape(), small))
     assert differences(empty, state(small, Shape(), 0, 1)) == []
 
 

@@ -221,5 +221,5 @@ def test_a_failing_builder_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="writing index maps to .*file/cache"):
+    with pytest.raises(DataError, match=r"writing index maps to .*file/cache"):
         IndexMapsCache(tmp_path / "file" / "cache").ensure(key(), SIZES)

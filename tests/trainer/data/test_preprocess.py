@@ -1,0 +1,224 @@
+"""Tokenizing files: order, completeness, and every way in which it can go wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from data_helpers import ROOT, texts, write_lines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer.data.errors import DataError
+from trainer.data.indexed import IndexedDataset, bin_path, idx_path
+from trainer.data.tokenize import PreprocessRequest, preprocess, read_pieces
+from trainer.data.tokenizer import load_tokenizer
+
+
+def request(folder: Path, tokenizer: Path, **changes: object) -> PreprocessRequest:
+    values = {"input": folder / "in.jsonl", "tokenizer": tokenizer, "output_prefix": str(folder / "out" / "demo")}
+    return PreprocessRequest(**(values | changes))  # type: ignore[arg-type]
+
+
+def decoded(prefix: str, tokenizer: Path) -> list[str]:
+    data, loaded = IndexedDataset(prefix), load_tokenizer(tokenizer)
+    return [loaded.decode(data.get(number).tolist()) for number in range(len(data))]
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_documents_keep_the_order_of_the_lines(tmp_path: Path, tokenizer_folder: Path, workers: int) -> None:
+    items = texts(500)
+    write_lines(tmp_path / "in.jsonl", items)
+    asked = request(tmp_path, tokenizer_folder, workers=workers)
+    heard: list[tuple[int, int, int]] = []
+    report = preprocess(asked, on_progress=lambda *counts: heard.append(counts), piece_bytes=2000)
+    assert len(heard) > 20
+    assert decoded(asked.prefix, tokenizer_folder) == [text + "<|endoftext|>" for text in items]
+    assert asked.prefix.endswith("out/demo_text_document")
+    assert (report.documents, report.dtype, report.workers) == (500, "uint16", workers)
+    size = (tmp_path / "in.jsonl").stat().st_size
+    assert [sum(column) for column in zip(*heard, strict=True)] == [size, 500, report.tokens]
+    assert report.tokens == IndexedDataset(asked.prefix).token_count and report.input_bytes == size
+    assert visible(tmp_path / "out") == [f"demo_text_document.{end}" for end in ("bin", "idx", "report.json")]
+
+
+def test_workers_and_pieces_change_no_byte(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(300))
+    results = set()
+    for workers, piece in ((1, 1 << 20), (1, 1), (2, 3000)):
+        asked = request(tmp_path, tokenizer_folder, workers=workers)
+        preprocess(asked, force=True, piece_bytes=piece)
+        results.add((bin_path(asked.prefix).read_bytes(), idx_path(asked.prefix).read_bytes()))
+    assert len(results) == 1
+
+
+@given(data=st.binary(max_size=300), size=st.integers(1, 50))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_are_the_file_in_whole_lines(tmp_path: Path, data: bytes, size: int) -> None:
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as stream:
+        pieces = list(read_pieces(stream, size))
+    assert b"".join(piece.data for piece in pieces) == data
+    for piece, following in itertools.pairwise(pieces):
+        assert piece.data.endswith(b"\n")
+        assert following.first_line == piece.first_line + piece.data.count(b"\n")
+
+
+def test_without_the_end_token_and_with_another_key(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"body": "alpha", "text": "no"}\n\n  \n{"body": ""}\r\n{"body": "beta"}')
+    asked = request(tmp_path, tokenizer_folder, append_eod=False, json_key="body")
+    report = preprocess(asked)
+    assert decoded(asked.prefix, tokenizer_folder) == ["alpha", "beta"]
+    assert report.empty_texts == 1 and asked.prefix.endswith("demo_body_document")
+
+
+BAD_LINES = [
+    (b"{broken", "not JSON"),
+    (b'{"other": "x"}', "no key 'text' \\(it has 'other'\\)"),
+    (b'{"text": 5}', "'text' is a int, expected a string"),
+    (b'["text"]', "a JSON list, expected an object"),
+    (b"\xff\xfe{}", "not UTF-8|not JSON"),
+    (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+    (b"[" * 100000, "not JSON"),
+    (b"null", "a JSON NoneType"),
+]
+
+
+@pytest.mark.parametrize(
+    ("workers", "line", "words"), [*((1, *fault) for fault in BAD_LINES), (2, *BAD_LINES[0]), (2, *BAD_LINES[5])]
+)
+def test_a_bad_line_is_named_and_nothing_is_written(
+    tmp_path: Path, tokenizer_folder: Path, workers: int, line: bytes, words: str
+) -> None:
+    good = b'{"text": "alpha"}\n'
+    (tmp_path / "in.jsonl").write_bytes(good * 41 + line + b"\n" + good)
+    asked = request(tmp_path, tokenizer_folder, workers=workers)
+    with pytest.raises(DataError, match=f"in.jsonl, line 42: .*({words})") as caught:
+        preprocess(asked, piece_bytes=100)
+    assert "\n" not in str(caught.value)
+    assert visible(tmp_path / "out") == []
+    report = preprocess(request(tmp_path, tokenizer_folder, skip_bad_lines=True))
+    assert (report.documents, report.bad_lines) == (42, 1)
+    assert report.bad_line_reports[0].startswith("line 42: ")
+
+
+def test_only_the_first_bad_lines_are_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("bad\n" * 100 + '{"text": "alpha"}\n')
+    report = preprocess(request(tmp_path, tokenizer_folder, skip_bad_lines=True))
+    assert report.bad_lines == 100 and len(report.bad_line_reports) == 20
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n'])
+def test_nothing_to_write_is_refused(tmp_path: Path, tokenizer_folder: Path, content: str) -> None:
+    (tmp_path / "in.jsonl").write_text(content)
+    with pytest.raises(DataError, match="not one token"):
+        preprocess(request(tmp_path, tokenizer_folder))
+    assert visible(tmp_path / "out") == []
+
+
+def test_absent_input_and_tokenizer_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    with pytest.raises(DataError, match=r"reading .*in\.jsonl: there is no such file"):
+        preprocess(request(tmp_path, tokenizer_folder))
+    write_lines(tmp_path / "in.jsonl", ["a"])
+    with pytest.raises(DataError, match=r"tokenizer\.json does not exist"):
+        preprocess(request(tmp_path, tmp_path))
+    with pytest.raises(DataError, match="workers 0"):
+        preprocess(request(tmp_path, tokenizer_folder, workers=0))
+
+
+def test_what_is_up_to_date_is_kept(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(50))
+    asked = request(tmp_path, tokenizer_folder)
+    first = preprocess(asked)
+    written = bin_path(asked.prefix).stat().st_mtime_ns
+    again = preprocess(asked)
+    assert again.already_complete and not first.already_complete and again.tokens == first.tokens
+    assert bin_path(asked.prefix).stat().st_mtime_ns == written
+    assert not preprocess(asked, force=True).already_complete
+    write_lines(tmp_path / "in.jsonl", texts(51))
+    assert preprocess(asked).documents == 51
+    assert not preprocess(request(tmp_path, tokenizer_folder, append_eod=False)).already_complete
+    assert not preprocess(asked).already_complete
+    os.truncate(bin_path(asked.prefix), 10)
+    assert not preprocess(asked).already_complete
+    idx_path(asked.prefix).unlink()
+    assert not preprocess(asked).already_complete
+    assert IndexedDataset(asked.prefix).document_count == 51
+
+
+def test_a_killed_worker_is_an_error(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(4000))
+    asked = request(tmp_path, tokenizer_folder, workers=2)
+    killed: list[int] = []
+
+    def kill_one(*_: int) -> None:
+        if not killed:
+            victim = multiprocessing.active_children()[0]
+            os.kill(victim.pid or 0, signal.SIGKILL)
+            killed.append(victim.pid or 0)
+
+    with pytest.raises(DataError, match=r"a worker .* was killed"):
+        preprocess(asked, on_progress=kill_one, piece_bytes=1000)
+    assert killed and visible(tmp_path / "out") == []
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path) -> None:
+    fifo = tmp_path / "in.jsonl"
+    os.mkfifo(fifo)
+    command = ["preprocess", "--input", fifo, "--tokenizer", tokenizer_folder, "--output-prefix", tmp_path / "demo"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "trainer.data", *map(str, command), "--workers", "2"],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    line = json.dumps({"text": "alpha " * 200}).encode() + b"\n"
+    children: list[psutil.Process] = []
+    with fifo.open("wb", buffering=0) as stream:
+        for _ in range(1200):  # more than a piece for each worker, so both are at work
+            stream.write(line)
+        deadline = time.monotonic() + 60
+        while len(children) < 2 and time.monotonic() < deadline:
+            found = psutil.Process(parent.pid).children(recursive=True)
+            children = [child for child in found if any("spawn_main" in word for word in child.cmdline())]
+            time.sleep(0.1)
+        assert len(children) >= 2
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    for process in alive:
+        process.kill()
+    assert not alive and len(gone) == len(children)
+    assert not idx_path(tmp_path / "demo_text_document").exists()
+    assert not bin_path(tmp_path / "demo_text_document").exists()
+
+
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(3000))
+    command = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.data", *map(str, command), "--output-prefix", str(tmp_path / "out" / "demo")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
+    assert visible(tmp_path / "out") == []

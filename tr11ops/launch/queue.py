@@ -1,0 +1,119 @@
+"""Whether a run is free to start: what of it runs or waits already, here and elsewhere. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.launch.check import Check, ok, refused, unknown, warning
+from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.rundir import RunDirectory, parse_comment
+from tr11ops.snapshot import Unknown
+
+
+    """Jobs of this run that are not over, and living jobs of the same name that belong to another directory.
+
+    A job is of this run by its comment, or by its name where it carries no comment of tr11 (submitted by hand). Numbers
+    do not count: a scheduler that is set up anew begins again at 1.
+    """
+    ours: list[Job] = []
+    namesakes: list[Job] = []
+    for job in jobs:
+        if job.state.is_final:
+            continue
+        mark = parse_comment(job.comment)
+        if mark is not None:
+            if mark[1] == directory.mark:
+                ours.append(job)
+            elif job.name == name:
+                namesakes.append(job)
+        elif job.name == name:
+            ours.append(job)
+    return ours, namesakes
+
+
+def array_number(job: Job) -> str:
+    """The number that stands for a job's whole submission."""
+    return job.array_id or job.raw_id
+
+
+def queue_checks(
+    name: str, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
+) -> Iterator[Check]:
+    """Checks that nothing of this run (of this `name`) could train beside what is launched now."""
+    if isinstance(facts.jobs, Unknown):
+        yield unknown("queue", f"the scheduler did not say what is queued ({facts.jobs.why})")
+        return
+    if isinstance(facts.submissions, Unknown):
+        yield unknown("queue", f"earlier submissions could not be read ({facts.submissions.why})")
+        return
+    for place in (*facts.foreground, *facts.elsewhere):
+        yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
+    ours, namesakes = own_jobs(name, directory, facts.jobs)
+    for job in namesakes:
+        yield warning("queue", f"job {job.job_id} of {job.user} has the same name, in another run directory")
+    lost = [entry for entry in facts.submissions if entry.job_id is None]
+    if lost and not ours:
+        yield warning("queue", f"the scheduler has no trace of submission {lost[-1].tag}, whose answer was lost")
+    doubtful = [job for job in ours if job.state is JobState.UNKNOWN]
+    if doubtful:
+        yield unknown("queue", f"the state of job {doubtful[0].job_id} of this run is unknown")
+    elif request.after is None:
+        yield from _first_in_line(ours, facts.user)
+    else:
+        yield from _behind(request.after, ours, facts)
+
+
+def _first_in_line(ours: list[Job], user: str) -> Iterator[Check]:
+    if not ours:
+        yield ok("queue", "nothing of this run is queued or running")
+        return
+    job = max(ours, key=lambda entry: (entry.state.is_active, array_number(entry)))
+    whose = "" if job.user in {"", user} else f" of {job.user}"
+    state = "running" if job.state.is_active else "queued"
+    more = f" (and {len(ours) - 1} more)" if len(ours) > 1 else ""
+    last = max((array_number(entry) for entry in ours), key=_as_number)
+    rule = f"this run is already {state}: job {job.job_id}{whose}{more}"
+    yield refused("queue", rule, f"queue behind it with `--after {last}`, or stop it with `tr11 kill`")
+
+
+def _behind(after: str, ours: list[Job], facts: LaunchFacts) -> Iterator[Check]:
+    """With `--after`, everything of this run must be over when the new job starts: it is the target, or before it."""
+    if isinstance(facts.after, Unknown):
+        yield unknown("--after", f"the scheduler did not say whether job {after} exists ({facts.after.why})")
+        return
+    if facts.after is None:
+        listed = ", ".join(sorted({array_number(job) for job in ours})) or "none"
+        yield refused("--after", f"the scheduler knows no job {after}", f"jobs of this run: {listed}", 2)
+        return
+    if facts.after.job_id not in {job.job_id for job in ours} and array_number(facts.after) not in {array_number(job) for job in ours}:
+        if facts.after.state.is_final:
+            yield warning("--after", f"job {after} is over: the new one may start at once")
+        else:
+            yield warning("--after", f"job {after} ({facts.after.name}) is not of this run")
+    whole_array = "_" not in after
+    before = _all_before(array_number(facts.after), ours) if whole_array else set()
+    beside = [job for job in ours if array_number(job) not in before]
+    if beside:
+        last = max((array_number(job) for job in ours), key=_as_number)
+        rule = f"job {beside[0].job_id} of this run could run at the same time"
+        yield refused("--after", rule, f"use `--after {last}`")
+    else:
+        yield ok("queue", f"starts after job {after}")
+
+
+def _all_before(target: str, ours: list[Job]) -> set[str]:
+    """The target and every submission that it waits for, however far back."""
+    before, fresh = {target}, {target}
+    while fresh:
+        waited_for = {
+            number for job in ours if array_number(job) in fresh for number in re.findall(r"\d+", re.sub(r"_\S*", "", job.dependency))
+        }
+        fresh = waited_for - before
+        before |= fresh
+    return before
+
+
+def _as_number(text: str) -> tuple[int, str]:
+    return (int(text), "") if text.isdecimal() else (0, text)
