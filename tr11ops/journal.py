@@ -132,7 +132,7 @@ def writer_name() -> str:
 
 
 def read_journal(folder: Path) -> Ledger:
-    """Merge and verify every writer's file. An absent folder is an empty ledger; a file that cannot be read is a fault."""
+    """Merge and verify every writer's file. No folder is an empty ledger; a file that cannot be read is a fault."""
     entries: list[Entry] = []
     faults: list[Fault] = []
     for path in sorted(folder.glob("*.jsonl")):

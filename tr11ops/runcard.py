@@ -88,7 +88,9 @@ class SlurmSection(Section):
         description="Slurm's log: %x name, %j job, %A array, %a task",
     )
     exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
-    master_port: int = Field(default=6000, ge=1024, le=65535, description="rendezvous port on the first node")
+    master_port: int | None = Field(
+        default=None, ge=1024, le=65535, description="rendezvous port on the first node; default: a free one"
+    )
     setup: list[str] = Field(
         default=[], description="shell lines run on each node before the workers; `$` is left to that shell"
     )

@@ -116,7 +116,7 @@ class SubmissionPaths:
 class RunDirectory:
     """Where everything of one run lives.
 
-    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside the directory if the card says so).
+    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the card says so).
     """
 
     paths: RunPaths
@@ -161,7 +161,7 @@ class RunDirectory:
     def tags(self) -> list[str]:
         """Tags of all submissions from here, oldest first. Raises OSError when the folder cannot be read."""
         try:
-            return sorted(name for name in os.listdir(self.submissions) if is_tag(name))
+            return sorted(entry.name for entry in self.submissions.iterdir() if is_tag(entry.name))
         except FileNotFoundError:
             return []
 

@@ -161,22 +161,15 @@ class Snapshot:
         return tuple(self._unknowns())
 
     def _unknowns(self) -> Iterator[str]:
-        seen: set[str] = set()
+        causes: dict[str, list[str]] = {}
         for name in (
-            "jobs",
-            "nodes",
-            "steps",
-            "heartbeats",
-            "attempts",
-            "checkpoints",
-            "kill_switch",
-            "exclusions",
-            "submissions",
-        ):
+            "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
+        ):  # fmt: skip
             value = getattr(self, name)
-            if isinstance(value, Unknown) and value.why not in seen:
-                seen.add(value.why)
-                yield f"{name.replace('_', ' ')}: {value.why}"
+            if isinstance(value, Unknown):
+                causes.setdefault(value.why, []).append(name.replace("_", " "))
+        for why, names in causes.items():
+            yield f"{', '.join(names)}: {why}"
         for attempt in known(self.attempts, ()):
             if isinstance(attempt.end, Unknown):
                 yield f"end of attempt {attempt.job_id}: {attempt.end.why}"

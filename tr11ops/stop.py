@@ -32,14 +32,14 @@ class StopView:
         return not (self.running or self.queued or self.foreground or self.doubt)
 
 
-def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler) -> StopView:
+def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str) -> StopView:
     """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it."""
     doubt, jobs = "", tuple[Job, ...]()
     try:
         jobs = scheduler.jobs()
     except SchedulerError as error:
         doubt = cause(error)
-    ours, _ = own_jobs(card.run.name, directory, jobs)
+    ours, _ = own_jobs(card.run.name, directory, jobs, user)
     queued = tuple(job for job in ours if not job.state.is_active)
     steps = known(read_steps(directory.paths), ())
     checkpoints = read_checkpoints(directory.paths.checkpoints)

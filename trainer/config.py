@@ -66,12 +66,18 @@ class RunSection(Section):
     """[run]: the training's identity, where it lives, and when one attempt ends."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the run and of its Slurm job")
-    variant: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="experiment inside it")
+    variant: str = Field(
+        default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="experiment inside it"
+    )
     directory: str = Field(min_length=1, description="the run directory: checkpoints, logs, state")
     seed: int = Field(default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order")
-    kill_switch: str | None = Field(default=None, description="path of the stop file; default: kill-switch in the directory")
+    kill_switch: str | None = Field(
+        default=None, description="path of the stop file; default: kill-switch in the directory"
+    )
     exit_duration_minutes: float | None = Field(default=None, gt=0, description="save and leave after this long")
-    exit_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration")
+    exit_interval: int | None = Field(
+        default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration"
+    )
     expect_resume: bool = Field(default=False, description="refuse to start from random weights")
 
 
@@ -81,7 +87,8 @@ class ParallelSection(Section):
     tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
     pipeline: int = Field(default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)")
     partition: str = Field(
-        default="type:transformer|embedding", description="how layers are dealt to stages: type:REGEX, uniform, parameters"
+        default="type:transformer|embedding",
+        description="how layers are dealt to stages: type:REGEX, uniform, parameters",
     )
 
 
@@ -104,7 +111,9 @@ class ModelSection(Section):
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
     hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
     init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
-    activation_checkpointing: bool = Field(default=False, description="recompute block activations in the backward pass")
+    activation_checkpointing: bool = Field(
+        default=False, description="recompute block activations in the backward pass"
+    )
 
     @property
     def ffn(self) -> int:
@@ -176,7 +185,9 @@ class EvaluationSection(Section):
     """[evaluation]: validation loss during the training."""
 
     interval: int = Field(default=1000, gt=0, le=MOST_ITERATIONS, description="evaluate every this many iterations")
-    iterations: int = Field(default=0, ge=0, le=MOST_ITERATIONS, description="global batches in one evaluation; 0 = never")
+    iterations: int = Field(
+        default=0, ge=0, le=MOST_ITERATIONS, description="global batches in one evaluation; 0 = never"
+    )
 
 
 class DataSection(Section):
@@ -246,7 +257,9 @@ def load_trainer_config(path: Path) -> TrainerConfig:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "give a resolved card")]) from None
+        raise CardError(
+            str(path), [Problem("file", None, f"cannot be read ({error})", "give a resolved card")]
+        ) from None
     if not isinstance(value, dict):
         raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "give a resolved card")])
     known = {name: item for name, item in value.items() if name in TrainerConfig.model_fields}
@@ -311,28 +324,62 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     model, batch, parallel = config.model, config.batch, config.parallel
     if model.hidden_size % model.attention_heads:
         near = _multiples(model.hidden_size, model.attention_heads)
-        refuse("model.hidden_size", model.hidden_size, f"must be divisible by model.attention_heads ({model.attention_heads})", f"use {near}")
+        refuse(
+            "model.hidden_size",
+            model.hidden_size,
+            f"must be divisible by model.attention_heads ({model.attention_heads})",
+            f"use {near}",
+        )
     if model.attention_heads % parallel.tensor:
-        refuse("parallel.tensor", parallel.tensor, f"must divide model.attention_heads ({model.attention_heads})", "choose a divisor of it")
+        refuse(
+            "parallel.tensor",
+            parallel.tensor,
+            f"must divide model.attention_heads ({model.attention_heads})",
+            "choose a divisor of it",
+        )
     if model.ffn % parallel.tensor:
-        refuse("parallel.tensor", parallel.tensor, f"must divide model.ffn_hidden_size ({model.ffn})", "choose a divisor of it")
+        refuse(
+            "parallel.tensor",
+            parallel.tensor,
+            f"must divide model.ffn_hidden_size ({model.ffn})",
+            "choose a divisor of it",
+        )
     vocabulary = config.tokenizer.padded_vocabulary_size
     if vocabulary % parallel.tensor:
         near = _multiples(vocabulary, parallel.tensor)
-        refuse("tokenizer.padded_vocabulary_size", vocabulary, f"must be divisible by parallel.tensor ({parallel.tensor})", f"use {near}")
+        refuse(
+            "tokenizer.padded_vocabulary_size",
+            vocabulary,
+            f"must be divisible by parallel.tensor ({parallel.tensor})",
+            f"use {near}",
+        )
     if model.positions < model.sequence_length:
         refuse(
-            "model.max_position_embeddings", model.positions,
-            f"must be at least model.sequence_length ({model.sequence_length})", "raise it or leave it out",
+            "model.max_position_embeddings",
+            model.positions,
+            f"must be at least model.sequence_length ({model.sequence_length})",
+            "raise it or leave it out",
         )
     problems += _stage_problems(config)
     problems += _world_problems(config, world_size)
     problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
     problems += _schedule_problems(config)
     if config.data.weights is not None and len(config.data.weights) != len(config.data.prefixes):
-        refuse("data.weights", config.data.weights, f"needs one entry per data.prefixes ({len(config.data.prefixes)})", "add or remove weights")
-    if config.data.weights is not None and (min(config.data.weights, default=0) < 0 or not 0 < sum(config.data.weights) < float("inf")):
-        refuse("data.weights", config.data.weights, "must not be negative, nor all zero, nor sum to infinity", "give shares such as 0.7 and 0.3")
+        refuse(
+            "data.weights",
+            config.data.weights,
+            f"needs one entry per data.prefixes ({len(config.data.prefixes)})",
+            "add or remove weights",
+        )
+    if config.data.weights is not None and (
+        min(config.data.weights, default=0) < 0 or not 0 < sum(config.data.weights) < float("inf")
+    ):
+        refuse(
+            "data.weights",
+            config.data.weights,
+            "must not be negative, nor all zero, nor sum to infinity",
+            "give shares such as 0.7 and 0.3",
+        )
     problems += _split_problems(config)
     return problems
 
@@ -346,11 +393,25 @@ def _stage_problems(config: TrainerConfig) -> list[Problem]:
     stages, layers = config.parallel.pipeline, config.model.layers
     partition = config.parallel.partition
     if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
-        return [Problem("parallel.partition", partition, "must be type:REGEX, uniform or parameters", "use type:transformer|embedding")]
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                "must be type:REGEX, uniform or parameters",
+                "use type:transformer|embedding",
+            )
+        ]
     try:
         re.compile(partition)
     except (re.error, RecursionError, OverflowError) as error:
-        return [Problem("parallel.partition", partition, f"is not a regular expression ({error})", "use type:transformer|embedding")]
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                f"is not a regular expression ({error})",
+                "use type:transformer|embedding",
+            )
+        ]
     if stages == 1 or not partition.startswith("type:"):
         return []
     if "embedding" in partition:
@@ -358,11 +419,22 @@ def _stage_problems(config: TrainerConfig) -> list[Problem]:
     else:
         units, rule = layers, "model.layers must be divisible by parallel.pipeline"
     if units % stages:
-        near = [count for count in range(max(1, layers - stages), layers + stages + 1) if (count + units - layers) % stages == 0]
+        near = [
+            count
+            for count in range(max(1, layers - stages), layers + stages + 1)
+            if (count + units - layers) % stages == 0
+        ]
         shown = " or ".join(str(count) for count in near[:2]) or "another number of layers"
         return [Problem("model.layers", layers, f"{rule} ({stages})", f"use {shown}")]
     if units // stages < 2 and "embedding" in partition:
-        return [Problem("parallel.pipeline", stages, "leaves a stage without a transformer block", "use fewer stages or more layers")]
+        return [
+            Problem(
+                "parallel.pipeline",
+                stages,
+                "leaves a stage without a transformer block",
+                "use fewer stages or more layers",
+            )
+        ]
     return []
 
 
@@ -371,7 +443,8 @@ def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     if world_size % shape:
         return [
             Problem(
-                "parallel", f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
+                "parallel",
+                f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
                 f"the number of workers ({world_size} = nodes x workers per node) must be a multiple of {shape}",
                 f"use {_multiples(world_size, shape)} workers, or other degrees",
             )
@@ -385,31 +458,54 @@ def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
     chunk_text = f"batch.micro_batch_size x data-parallel degree ({batch.micro_batch_size} x {data_parallel} = {chunk})"
     if batch.global_batch_size % chunk:
         problems.append(
-            Problem("batch.global_batch_size", batch.global_batch_size, f"must be divisible by {chunk_text}", f"use {_multiples(batch.global_batch_size, chunk)}")
+            Problem(
+                "batch.global_batch_size",
+                batch.global_batch_size,
+                f"must be divisible by {chunk_text}",
+                f"use {_multiples(batch.global_batch_size, chunk)}",
+            )
         )
     ramp = batch.ramp
     if ramp is not None:
         if ramp.start >= batch.global_batch_size:
             problems.append(
-                Problem("batch.ramp.start", ramp.start, f"must be below batch.global_batch_size ({batch.global_batch_size})", "lower it or remove the ramp")
+                Problem(
+                    "batch.ramp.start",
+                    ramp.start,
+                    f"must be below batch.global_batch_size ({batch.global_batch_size})",
+                    "lower it or remove the ramp",
+                )
             )
         elif (batch.global_batch_size - ramp.start) % ramp.increment:
             problems.append(
                 Problem(
-                    "batch.ramp.increment", ramp.increment,
-                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})", "choose a divisor of it",
+                    "batch.ramp.increment",
+                    ramp.increment,
+                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})",
+                    "choose a divisor of it",
                 )
             )
         elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
             problems.append(
-                Problem("batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it")
+                Problem(
+                    "batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it"
+                )
             )
         for key, value in (("start", ramp.start), ("increment", ramp.increment)):
             if value % chunk:
-                problems.append(Problem(f"batch.ramp.{key}", value, f"must be divisible by {chunk_text}", f"use {_multiples(value, chunk)}"))
+                problems.append(
+                    Problem(
+                        f"batch.ramp.{key}",
+                        value,
+                        f"must be divisible by {chunk_text}",
+                        f"use {_multiples(value, chunk)}",
+                    )
+                )
     first = ramp.start if ramp and ramp.samples else batch.global_batch_size
     if batch.train_samples < first:
-        problems.append(Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it"))
+        problems.append(
+            Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
+        )
     return problems
 
 
@@ -418,15 +514,19 @@ def _schedule_problems(config: TrainerConfig) -> list[Problem]:
     if schedule.min_learning_rate > schedule.learning_rate:
         problems.append(
             Problem(
-                "schedule.min_learning_rate", schedule.min_learning_rate,
-                f"must not exceed schedule.learning_rate ({schedule.learning_rate})", "lower it",
+                "schedule.min_learning_rate",
+                schedule.min_learning_rate,
+                f"must not exceed schedule.learning_rate ({schedule.learning_rate})",
+                "lower it",
             )
         )
     if schedule.decay_style != "constant" and schedule.warmup_samples >= config.decay_samples:
         problems.append(
             Problem(
-                "schedule.warmup_samples", schedule.warmup_samples,
-                f"must be below schedule.decay_samples ({config.decay_samples})", "shorten the warm-up",
+                "schedule.warmup_samples",
+                schedule.warmup_samples,
+                f"must be below schedule.decay_samples ({config.decay_samples})",
+                "shorten the warm-up",
             )
         )
     return problems
@@ -442,5 +542,12 @@ def _split_problems(config: TrainerConfig) -> list[Problem]:
     if len(shares) != 3 or min(shares) < 0 or not 0 < shares[0] < float("inf") or sum(shares) == float("inf"):
         return [Problem("data.split", text, rule, "write three numbers with commas")]
     if config.evaluation.iterations and shares[1] == 0:
-        return [Problem("data.split", text, "leaves no validation data for [evaluation]", "give the second share a value or set evaluation.iterations = 0")]
+        return [
+            Problem(
+                "data.split",
+                text,
+                "leaves no validation data for [evaluation]",
+                "give the second share a value or set evaluation.iterations = 0",
+            )
+        ]
     return []

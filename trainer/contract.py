@@ -21,6 +21,8 @@ from typing import Any
 MANIFEST_SCHEMA = 1
 LATEST_FILE = "latest"
 MANIFEST_FILE = "manifest.json"
+END_MARKER_FILE = "end.json"
+STOP_REQUEST_FILE = "stop-request.json"
 
 
 # ----------------------------------------------------------------------------- where things live
@@ -86,7 +88,11 @@ class RunPaths:
         return self.attempts / job_id
 
     def end_marker(self, job_id: str) -> Path:
-        return self.attempt(job_id) / "end.json"
+        return self.attempt(job_id) / END_MARKER_FILE
+
+    def stop_request(self, job_id: str) -> Path:
+        """A file whose existence asks this attempt, and no other, to save and leave."""
+        return self.attempt(job_id) / STOP_REQUEST_FILE
 
 
 def checkpoint_name(step: int) -> str:

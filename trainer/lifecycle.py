@@ -1,7 +1,8 @@
 """When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
 
-No torch here. Each rank casts votes (`Lifecycle.votes`), the loop takes their element-wise maximum over all ranks, and
-`decide` turns the agreed votes into one decision: so no rank can leave while another goes on (spec/tr11.md 1.12).
+No torch here. Rank 0 looks for signs (`look`), the loop broadcasts what it saw, and `decide` turns that into the same decision
+on every rank: so none can leave while another goes on (spec/tr11.md 1.12). A signal that reached another rank gets to rank 0
+through the stop-request file: one iteration later, and at no cost in those without a signal.
 """
 
 from __future__ import annotations
@@ -43,16 +44,13 @@ class Attempt:
 
     job_id: str
     launch: int
-    stop_request: Path | None
+    stop_request: Path
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Attempt:
-        request = environment.get("TR11_STOP_REQUEST")
-        return cls(
-            job_id=environment.get("TR11_JOB_ID") or environment.get("SLURM_JOB_ID") or f"pid-{os.getppid()}",
-            launch=int(environment.get("TR11_LAUNCH", "1")),
-            stop_request=Path(request) if request else None,
-        )
+    def from_environment(cls, environment: Mapping[str, str], paths: RunPaths) -> Attempt:
+        """Under a bare launcher the attempt is named after the launcher's process."""
+        job_id = environment.get("TR11_JOB_ID") or environment.get("SLURM_JOB_ID") or f"pid-{os.getppid()}"
+        return cls(job_id, int(environment.get("TR11_LAUNCH", "1")), paths.stop_request(job_id))
 
 
 @dataclass(frozen=True)
@@ -91,34 +89,45 @@ class SignalFlag:
 
 
 KILL_SWITCH, SIGNAL, DURATION = range(3)
+NO_SIGNS = (0, 0, 0)
 
 
-def votes(rank: int, limits: Limits, flag: SignalFlag, stop_request: Path | None, now: float) -> tuple[int, int, int]:
-    """This rank's votes: (kill switch, signal, duration). Only rank 0 looks at files; one stat each.
+def look(limits: Limits, flag: SignalFlag, stop_request: Path, now: float) -> tuple[int, int, int]:
+    """What rank 0 sees: (kill switch, signal, duration), zero meaning no. Two file look-ups, nothing is opened.
 
-    The signal vote is the signal's number, so that the agreed value can be named in the log.
+    The second is the signal's number, so that the log can name it; a stop request counts as USR1.
     """
-    kill = requested = 0
-    if rank == 0:
-        kill = int(os.path.lexists(limits.kill_switch))
-        requested = signal.SIGUSR1 if stop_request is not None and os.path.lexists(stop_request) else 0
+    kill = int(os.path.lexists(limits.kill_switch))
+    asked = flag.received or (signal.SIGUSR1 if os.path.lexists(stop_request) else 0)
     over = limits.exit_duration_minutes is not None and (now - limits.start_time) / 60 > limits.exit_duration_minutes
-    return kill, flag.received or requested, int(over)
+    return kill, int(asked), int(over)
 
 
-def decide(agreed: Sequence[int], limits: Limits, iteration: int, trained: bool, now: float) -> Decision | None:
-    """The one decision that follows from the agreed votes; None: go on.
+def pass_on(flag: SignalFlag, stop_request: Path) -> None:
+    """On ranks other than 0: turn a received signal into the stop request that rank 0 finds at its next look."""
+    if flag.received is not None:
+        request_stop(stop_request, f"{signal.Signals(flag.received).name} to a worker")
+
+
+def request_stop(path: Path, who: str) -> None:
+    """Ask a trainer to save and leave at its next step. Does nothing when it was already asked."""
+    if not os.path.lexists(path):
+        write_json(path, {"by": who, "host": host_name(), "time": time.time()})
+
+
+def decide(signs: Sequence[int], limits: Limits, iteration: int, trained: bool, now: float) -> Decision | None:
+    """The one decision that follows from what rank 0 saw; None: go on.
 
     `trained` says whether this attempt has done a step: the exit interval counts only then, or a resume at a multiple
     would leave at once. The strongest reason wins: a kill switch also keeps later tasks from training.
     """
     stamp = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M:%S")
-    if agreed[KILL_SWITCH]:
+    if signs[KILL_SWITCH]:
         return Decision("kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} ")
-    if agreed[SIGNAL]:
-        name = signal.Signals(agreed[SIGNAL]).name
+    if signs[SIGNAL]:
+        name = signal.Signals(signs[SIGNAL]).name
         return Decision("signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} ")
-    if agreed[DURATION]:
+    if signs[DURATION]:
         minutes = (now - limits.start_time) / 60
         return Decision("exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} ")
     if trained and limits.exit_interval is not None and iteration % limits.exit_interval == 0:

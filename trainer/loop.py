@@ -21,6 +21,7 @@ from trainer.contract import StepRecord
 from trainer.data.errors import DataError
 from trainer.engine import Engine, init_distributed
 from trainer.lifecycle import (
+    NO_SIGNS,
     Attempt,
     Decision,
     HeartbeatWriter,
@@ -29,7 +30,8 @@ from trainer.lifecycle import (
     decide,
     exit_code,
     exit_process,
-    votes,
+    look,
+    pass_on,
     write_end_marker,
     write_failure,
 )
@@ -45,7 +47,7 @@ REFUSALS = (CardError, CheckpointError, DataError)
 
 def run(config: TrainerConfig, card: Path, flag: SignalFlag, start_time: float) -> NoReturn:
     """Train until something says stop, leave an end marker, and end this process with its exit status."""
-    attempt = Attempt.from_environment(os.environ)
+    attempt = Attempt.from_environment(os.environ, config.paths)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = HeartbeatWriter(config.paths, rank, attempt.job_id)
     trainer = Trainer(config, card, attempt, heartbeat, flag, start_time)
@@ -172,12 +174,15 @@ class Trainer:
         return Decision("finished", False, f"after training is done: {self.total} iterations")
 
     def _decision(self) -> Decision | None:
-        """One small all-reduce: every rank casts its votes, and all act on the same maximum."""
-        now = time.time()
-        mine = votes(self.rank, self.limits, self.flag, self.attempt.stop_request, now)
-        agreed = _on_device(torch.tensor(mine, dtype=torch.int32))
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        return decide(agreed.tolist(), self.limits, self.progress.iteration, self.steps_done > 0, now)
+        """One small broadcast: rank 0 decides, and all act on what it saw."""
+        now, signs = time.time(), NO_SIGNS
+        if self.rank == 0:
+            signs = look(self.limits, self.flag, self.attempt.stop_request, now)
+        else:
+            pass_on(self.flag, self.attempt.stop_request)
+        seen = _on_device(torch.tensor(signs, dtype=torch.int32))
+        dist.broadcast(seen, 0)
+        return decide(seen.tolist(), self.limits, self.progress.iteration, self.steps_done > 0, now)
 
     def _learning_rate(self) -> float:
         return learning_rate_at(self.progress.consumed_samples, self.config.schedule, self.config.decay_samples)

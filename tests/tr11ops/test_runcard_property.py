@@ -16,7 +16,7 @@ from tr11ops.runcard import RunCard, load_card, resolved
 from tr11ops.runcard_load import read_tables
 from trainer.config import CardError, Section
 
-DEMO = Path(__file__).parents[2] / "slurm" / "demo.toml"
+SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -87,7 +87,7 @@ def check(path: Path, overrides: list[str] | None = None) -> None:
 @QUICK
 @given(changes=st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=4))
 def test_changed_cards(tmp_path: Path, changes: dict[tuple[str, ...], Any]) -> None:
-    tables = read_tables(DEMO)
+    tables = read_tables(SMALL)
     for key, value in changes.items():
         table: Any = tables
         for part in key[:-1]:
@@ -124,7 +124,7 @@ def test_random_text(tmp_path: Path, content: bytes) -> None:
     raw=st.text(max_size=20),
 )
 def test_random_overrides(pairs: list[tuple[tuple[str, ...], str]], raw: str) -> None:
-    check(DEMO, [*(f"{'.'.join(key)}={text}" for key, text in pairs), raw])
+    check(SMALL, [*(f"{'.'.join(key)}={text}" for key, text in pairs), raw])
 
 
 @QUICK
@@ -136,7 +136,7 @@ def test_random_overrides(pairs: list[tuple[tuple[str, ...], str]], raw: str) ->
 )
 def test_extreme_numbers(layers: int, stages: int, start: int, increment: int) -> None:
     check(
-        DEMO,
+        SMALL,
         [
             f"model.layers={layers}",
             f"parallel.pipeline={stages}",

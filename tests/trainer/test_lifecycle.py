@@ -13,13 +13,15 @@ import pytest
 
 from trainer.contract import Heartbeat, RunPaths
 from trainer.lifecycle import (
+    NO_SIGNS,
     Attempt,
     HeartbeatWriter,
     Limits,
     SignalFlag,
     decide,
     exit_code,
-    votes,
+    look,
+    pass_on,
     write_end_marker,
     write_failure,
 )
@@ -29,32 +31,40 @@ def limits(tmp_path: Path, minutes: float | None = None, interval: int | None = 
     return Limits(tmp_path / "kill-switch", minutes, interval, start_time=1000.0)
 
 
-def agreed(*ranks: tuple[int, int, int]) -> list[int]:
-    return [max(column) for column in zip(*ranks, strict=True)]
+def seen(tmp_path: Path, what: Limits, flag: SignalFlag | None = None, now: float = 1000.0) -> tuple[int, int, int]:
+    return look(what, flag or SignalFlag(), tmp_path / "stop-request.json", now)
 
 
-def test_only_rank_zero_looks_at_the_kill_switch(tmp_path):
-    (tmp_path / "kill-switch").touch()
-    assert votes(0, limits(tmp_path), SignalFlag(), None, 1000.0) == (1, 0, 0)
-    assert votes(1, limits(tmp_path), SignalFlag(), None, 1000.0) == (0, 0, 0)
+def test_nothing_there_is_nothing_seen(tmp_path):
+    assert seen(tmp_path, limits(tmp_path)) == NO_SIGNS
+    assert decide(NO_SIGNS, limits(tmp_path), 5, True, 1000.0) is None
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir, lambda path: path.symlink_to("nowhere")])
 def test_a_kill_switch_of_any_kind_counts(tmp_path, make):
     make(tmp_path / "kill-switch")
-    assert votes(0, limits(tmp_path), SignalFlag(), None, 1000.0)[0] == 1
+    assert seen(tmp_path, limits(tmp_path)) == (1, 0, 0)
 
 
-def test_a_signal_or_a_request_of_any_one_rank_stops_all(tmp_path):
+def test_a_signal_to_rank_zero_is_named(tmp_path):
     flag = SignalFlag()
     flag._handle(signal.SIGTERM, None)
     flag._handle(signal.SIGUSR1, None)  # the first one is kept
-    decision = decide(agreed((0, 0, 0), votes(3, limits(tmp_path), flag, None, 0.0)), limits(tmp_path), 7, True, 1000.0)
+    decision = decide(seen(tmp_path, limits(tmp_path), flag), limits(tmp_path), 7, True, 1000.0)
     assert (decision.reason, decision.restart) == ("signal", True)
     assert "signal SIGTERM at iteration 7" in decision.line
+
+
+def test_a_signal_to_any_other_rank_reaches_rank_zero_as_a_file(tmp_path):
     request = tmp_path / "stop-request.json"
-    request.touch()
-    assert votes(0, limits(tmp_path), SignalFlag(), request, 0.0)[1] == signal.SIGUSR1
+    pass_on(SignalFlag(), request)
+    assert not request.exists()
+    flag = SignalFlag()
+    flag._handle(signal.SIGTERM, None)
+    pass_on(flag, request)
+    pass_on(flag, request)
+    assert json.loads(request.read_text())["by"] == "SIGTERM to a worker"
+    assert decide(seen(tmp_path, limits(tmp_path)), limits(tmp_path), 7, True, 1000.0).reason == "signal"
 
 
 def test_lines_are_the_originals(tmp_path):
@@ -68,9 +78,9 @@ def test_lines_are_the_originals(tmp_path):
 
 
 def test_the_duration_counts_from_the_earliest_start(tmp_path):
-    assert votes(5, limits(tmp_path, minutes=1.0), SignalFlag(), None, 1059.0)[2] == 0
-    assert votes(5, limits(tmp_path, minutes=1.0), SignalFlag(), None, 1061.0)[2] == 1
-    assert votes(5, limits(tmp_path), SignalFlag(), None, 1e9)[2] == 0
+    assert seen(tmp_path, limits(tmp_path, minutes=1.0), now=1059.0)[2] == 0
+    assert seen(tmp_path, limits(tmp_path, minutes=1.0), now=1061.0)[2] == 1
+    assert seen(tmp_path, limits(tmp_path), now=1e9)[2] == 0
 
 
 def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
@@ -105,7 +115,8 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(tmp_path, capsys):
 
 
 def test_marker_and_failure_files(tmp_path):
-    paths, attempt = RunPaths(tmp_path, "run", "main"), Attempt("77", 2, None)
+    paths = RunPaths(tmp_path, "run", "main")
+    attempt = Attempt("77", 2, paths.stop_request("77"))
     write_end_marker(paths, attempt, "signal", True, 12, 10, "words")
     value = json.loads(paths.end_marker("77").read_text())
     assert (value["reason"], value["iteration"], value["checkpoint_step"], value["launch"]) == ("signal", 12, 10, 2)
@@ -116,9 +127,11 @@ def test_marker_and_failure_files(tmp_path):
 
 
 def test_attempt_from_the_environment():
-    attempt = Attempt.from_environment({"TR11_JOB_ID": "8", "TR11_LAUNCH": "3", "TR11_STOP_REQUEST": "/x/stop"})
-    assert attempt == Attempt("8", 3, Path("/x/stop"))
-    assert Attempt.from_environment({"SLURM_JOB_ID": "9"}) == Attempt("9", 1, None)
+    paths = RunPaths(Path("/run"), "run", "main")
+    attempt = Attempt.from_environment({"TR11_JOB_ID": "8", "SLURM_JOB_ID": "9", "TR11_LAUNCH": "3"}, paths)
+    assert attempt == Attempt("8", 3, Path("/run/state/attempts/8/stop-request.json"))
+    assert Attempt.from_environment({"SLURM_JOB_ID": "9"}, paths).job_id == "9"
+    assert Attempt.from_environment({}, paths).job_id == f"pid-{os.getppid()}"
 
 
 def run_python(body: str) -> subprocess.Popen[str]:

@@ -38,6 +38,8 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     paths = config.paths
     attempt = paths.attempt(allocation.job_id)
     tee = LineTee(paths.main_log)
+    for stale in (paths.end_marker(allocation.job_id), paths.stop_request(allocation.job_id)):
+        stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     write_json(attempt / "attempt.json", _attempt_record(allocation, card, submission))
     (attempt / "card.json").write_bytes(card.read_bytes())
     if os.path.lexists(config.kill_switch):
@@ -70,6 +72,8 @@ def read_resolved(path: Path) -> RunCard:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
+    if not isinstance(value, dict):
+        raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "launch again")])
     return card_from_resolved(value, str(path))
 
 

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import IO
 
 from tr11ops.agent.processes import adopt_orphans, end_descendants
-from trainer.contract import EndMarker, host_name, write_json
+from trainer.contract import END_MARKER_FILE, STOP_REQUEST_FILE, EndMarker, host_name, write_json
+from trainer.lifecycle import request_stop
 
-STOP_REQUEST = "stop-request.json"
 QUIT_SECONDS = 60.0  # a trainer that wrote its end marker must be gone within this time
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 
@@ -58,17 +58,9 @@ class NodeTask:
             **os.environ,
             "TR11_JOB_ID": self.job_id,
             "TR11_LAUNCH": str(self.launch),
-            "TR11_STOP_REQUEST": str(self.attempt / STOP_REQUEST),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
-
-
-def request_stop(attempt: Path, who: str) -> None:
-    """Ask the trainer of this attempt to save and leave at its next step. Does nothing when already asked."""
-    path = attempt / STOP_REQUEST
-    if not path.exists():
-        write_json(path, {"by": who, "host": host_name(), "time": time.time()})
 
 
 def run(task: NodeTask) -> int:
@@ -112,7 +104,7 @@ def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Eve
             pass
         if asked.is_set():
             asked.clear()
-            request_stop(task.attempt, f"signal to the node agent of {host_name()}")
+            request_stop(task.attempt / STOP_REQUEST_FILE, f"signal to the node agent of {host_name()}")
         if done_since is None and _is_done(task):
             done_since = time.monotonic()
         if done_since is not None and time.monotonic() - done_since > QUIT_SECONDS:
@@ -124,7 +116,7 @@ def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Eve
 
 def _is_done(task: NodeTask) -> bool:
     try:
-        marker = EndMarker.read(task.attempt / "end.json")
+        marker = EndMarker.read(task.attempt / END_MARKER_FILE)
     except (ValueError, OSError):
         return False
     return marker is not None and marker.launch == task.launch

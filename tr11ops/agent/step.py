@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.node import request_stop
 from tr11ops.agent.processes import adopt_orphans, end_descendants
+from trainer.contract import STOP_REQUEST_FILE
+from trainer.lifecycle import request_stop
 
 PEER_GRACE_SECONDS = 30.0  # how long the other nodes may go on after one node's agent failed
 
@@ -142,7 +143,7 @@ def _wait_all(children: list[subprocess.Popen[bytes]], launch: Launch, tee: Line
             asked += 1
             if asked == 1:
                 tee.line(f"tr11: {name} received: asking the trainer to save and leave")
-                request_stop(launch.attempt, f"{name} to the batch script")
+                request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
             elif stop.received[asked - 1] == signal.SIGINT:
                 tee.line("tr11: interrupted again: ending the workers now")
                 end_descendants(grace_seconds=2.0)

@@ -35,7 +35,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 class Refusal(Exception):
-    """A command will not go on. The text is shown as it is, one line a fault; `exit_code` is what the process returns."""
+    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
 
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(text)

@@ -52,8 +52,8 @@ def kill(
 ) -> None:
     """Save and stop a run, with all that is queued of it; nothing is lost.
 
-    The running job saves a checkpoint at its next iteration and leaves. Queued tasks start, see the switch, and leave at
-    once without training, until it is released.
+    The running job saves a checkpoint at its next iteration and leaves. Queued tasks start, see the switch, and leave
+    at once without training, until it is released.
 
     [bold]Examples[/bold]
 
@@ -67,10 +67,11 @@ def kill(
         _release(directory, why, yes, as_json)
         return
     _guard(directory)
+    from tr11ops.journal import user_name
     from tr11ops.stop import look, wait_for_end
 
     edge = open_scheduler(scheduler)
-    view = look(card, directory, edge)
+    view = look(card, directory, edge, user_name())
     was_set = directory.kill_switch_is_set()
     for line in _lines(directory, view, was_set):
         say(line)
@@ -110,14 +111,13 @@ def _lines(directory: RunDirectory, view: StopView, was_set: bool) -> list[str]:
     lines = []
     for job in view.running:
         since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
-        lines.append(
-            f"running:    job {job.job_id} of {job.user} on {job.node_count or len(job.nodes)} nodes{since}: will save and leave"
-        )
+        place = f"{job.node_count or len(job.nodes)} nodes"
+        lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: will save and leave")
     lines += [f"running:    {text}: will save and leave" for text in view.foreground]
     if view.queued:
         names = ", ".join(job.job_id for job in view.queued)
         lines.append(
-            f"queued:     {view.queued_tasks} task(s) of {names}: will start, see the switch, and leave without training"
+            f"queued:     {view.queued_tasks} task(s) of {names}: will start, see the switch, and leave untrained"
         )
     if view.doubt:
         lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the switch works without it")

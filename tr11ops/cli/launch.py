@@ -23,9 +23,9 @@ from tr11ops.rundir import RunDirectory, Submission, new_tag
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler, TestResult
+    from tr11ops.launch.check import Check
     from tr11ops.launch.facts import LaunchRequest
     from tr11ops.launch.plan import LaunchPlan
-    from tr11ops.launch.preflight import Check
     from tr11ops.runcard import RunCard
 
 LAUNCH_SCHEMA = 1
@@ -75,7 +75,7 @@ def launch(
     """
     from tr11ops.launch.submit import launch_lock, submit
 
-    job = _prepare(run, array, exclude or [], nodes, after, scheduler, overrides or [])
+    job = _prepare(run, overrides or [], scheduler, array=array, exclude=exclude or [], nodes=nodes, after=after)
     view = _check(job)
     _show(view, dry_run, as_json)
     if view.exit_code:
@@ -88,11 +88,11 @@ def launch(
         if again.exit_code or again.plan is None:
             _show(replace(again, checks=again.faults), dry_run, as_json)
             raise typer.Exit(again.exit_code)
-        record = submit(again.plan, job.scheduler, job.card_toml, job.user, why)
+        record = submit(again.plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why)
     _print_json(again, record, dry_run, as_json)
     if not as_json:
         typer.echo(
-            f"submitted: job {record.job_id} ({record.scheduler}); watch it with `tr11 status`, read it with `tr11 logs -f`"
+            f"submitted: job {record.job_id} ({record.scheduler}); watch it with `tr11 status`, or `tr11 logs -f`"
         )
 
 
@@ -124,12 +124,13 @@ class LaunchView:
 
 def _prepare(
     run: str | None,
+    overrides: list[str],
+    scheduler: str,
+    *,
     array: str | None,
     exclude: list[str],
     nodes: int | None,
     after: str | None,
-    kind: str,
-    overrides: list[str],
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
     import os
@@ -150,7 +151,7 @@ def _prepare(
     text = path.read_text(encoding="utf-8", errors="replace")
     if overrides:
         text += "\n# Overridden on the command line:\n" + "".join(f"# --set {item!r}\n" for item in overrides)
-    return LaunchJob(card, text, directory_of(card), request, open_scheduler(kind), user_name())
+    return LaunchJob(card, text, directory_of(card), request, open_scheduler(scheduler), user_name())
 
 
 def _is_job_id(text: str) -> bool:
@@ -176,12 +177,20 @@ def _check(job: LaunchJob, tag: str | None = None) -> LaunchView:
     """Observe, check, plan, and try the plan on the scheduler. Creates nothing."""
     from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
     from tr11ops.launch import preflight
+    from tr11ops.launch.check import ok, refused, unknown, verdict
     from tr11ops.launch.facts import observe_launch
     from tr11ops.launch.plan import plan_launch, plan_lines
 
-    facts = observe_launch(job.card, job.directory, job.request, job.scheduler, open_scheduler, job.user)
+    facts = observe_launch(
+        job.card,
+        job.directory,
+        job.request,
+        scheduler=job.scheduler,
+        other_scheduler=open_scheduler,
+        user=job.user,
+    )
     checks = list(preflight.preflight(job.card, job.directory, job.request, facts))
-    code = preflight.verdict(checks)
+    code = verdict(checks)
     if code:
         return LaunchView(tuple(checks), None, (), code)
     excluded = preflight.excluded_nodes(job.request, facts)
@@ -189,22 +198,20 @@ def _check(job: LaunchJob, tag: str | None = None) -> LaunchView:
         plan = plan_launch(job.card, job.directory, job.request, excluded, tag or new_tag())
         result: TestResult = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
-        checks.append(preflight.unknown("scheduler", f"it did not answer the trial ({error})"))
+        checks.append(unknown("scheduler", f"it did not answer the trial ({error})"))
     except SchedulerError as error:
-        checks.append(preflight.refused("scheduler", str(error), "change the card or the options"))
+        checks.append(refused("scheduler", str(error), "change the card or the options"))
     except ValueError as error:
         raise Refusal(str(error), exit_code=2) from None
     else:
         if result.accepted:
-            checks.append(preflight.ok("scheduler", f"{job.scheduler.name} would take it ({result.message})"))
+            checks.append(ok("scheduler", f"{job.scheduler.name} would take it ({result.message})"))
             rows = tuple(plan_lines(plan, job.card, job.scheduler.name))
             return LaunchView(tuple(checks), plan, rows, 0)
         checks.append(
-            preflight.refused(
-                "scheduler", f"{job.scheduler.name} refuses it: {result.message}", "change the card or the options"
-            )
+            refused("scheduler", f"{job.scheduler.name} refuses it: {result.message}", "change the card or the options")
         )
-    return LaunchView(tuple(checks), None, (), preflight.verdict(checks))
+    return LaunchView(tuple(checks), None, (), verdict(checks))
 
 
 # ----------------------------------------------------------------------------- words

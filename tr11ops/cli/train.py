@@ -50,7 +50,7 @@ def train(
     card = load_card(path, [*(overrides or []), *sizes], os.environ)
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
-    facts = observe_launch(card, directory, request, None, open_scheduler, user_name())
+    facts = observe_launch(card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name())
     checks = preflight(card, directory, request, facts)
     for check in checks:
         if check.level is not Level.OK:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
 
 from tr11ops.cluster import slurm_json, slurm_text
 from tr11ops.cluster.base import (
@@ -21,6 +19,7 @@ from tr11ops.cluster.base import (
     SchedulerUnreachable,
     TestResult,
 )
+from tr11ops.cluster.slurm_command import CommandResult, CommandRunner, client_environment, run_command
 
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
@@ -34,66 +33,10 @@ _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
 _HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
+_RETRYING = "in transitional state, retrying"
 _NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")
-# a person's defaults for the site, which a submission may take from the environment
-_SITE_DEFAULTS = {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"}
-_KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
-
-
 # for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """What a command left behind."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class CommandRunner(Protocol):
-    """Runs one command to its end. Raises SchedulerUnreachable when it cannot start or takes too long."""
-
-    def __call__(
-        self, arguments: Sequence[str], standard_input: str, environment: Mapping[str, str], timeout_seconds: float
-    ) -> CommandResult:
-        """Run `arguments` with exactly this environment."""
-
-
-def run_command(
-    arguments: Sequence[str], standard_input: str, environment: Mapping[str, str], timeout_seconds: float
-) -> CommandResult:
-    """The real runner: a child process, killed when its time is over."""
-    try:
-        done = subprocess.run(
-            list(arguments),
-            input=standard_input,
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SchedulerUnreachable(f"{arguments[0]} did not answer within {timeout_seconds:g} s") from error
-    except OSError as error:
-        raise SchedulerUnreachable(
-            f"{arguments[0]} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
-        ) from error
-    return CommandResult(done.returncode, done.stdout, done.stderr)
-
-
-def client_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` without what would bend Slurm's answers: the variables of a surrounding job and of a person's habits.
-
-    SQUEUE_STATES would hide jobs, SCANCEL_INTERACTIVE would wait for an answer, SLURM_NTASKS of a surrounding job
-    would reach the submitted one.
-    """
-    slurm = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL|SRUN|SALLOC)_")
-    return {key: value for key, value in base.items() if not slurm.match(key) or key in _KEPT}
 
 
 def slurm_time(seconds: int) -> str:
@@ -259,8 +202,8 @@ class SlurmScheduler:
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
         """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
 
-        The running tasks of an array are named one by one: for an array with waiting tasks scancel would repeat the
-        signal, since the waiting ones answer "try again later".
+        While tasks of an array wait, scancel is told "try again later" although the running ones got the signal (seen
+        in 22.05), and repeats it for a minute and a half: it is stopped before the first repetition.
         """
         wanted = _plain_id(job_id)
         task = wanted.partition("_")[2]
@@ -272,7 +215,12 @@ class SlurmScheduler:
         ]
         if not running:
             raise SchedulerError(f"job {job_id} is not running: no signal was sent")
-        self._ask(["scancel", f"--signal={signal_name}", "--batch" if batch_only else "--full", *running])
+        scope = "--batch" if batch_only else "--full"
+        for target in running:
+            command = ["scancel", "--verbose", f"--signal={signal_name}", scope, target]
+            result = self._run(command, until=_RETRYING)
+            if result.returncode:
+                raise _failure(_message(result, "scancel"))
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         """Set the excluded nodes of pending work in place; an empty tuple takes the exclusion away."""
@@ -280,12 +228,23 @@ class SlurmScheduler:
 
     # -- how -------------------------------------------------------------------------------------------------------
 
-    def _run(self, arguments: list[str]) -> CommandResult:
-        return self._runner(arguments, "", self._environment | _READABLE, self._timeout_seconds)
+    def _run(self, arguments: list[str], until: str | None = None) -> CommandResult:
+        return self._runner(
+            arguments,
+            standard_input="",
+            environment=self._environment | _READABLE,
+            timeout_seconds=self._timeout_seconds,
+            until=until,
+        )
 
     def _sbatch(self, mode: str, request: BatchRequest) -> CommandResult:
         arguments = ["sbatch", mode, *sbatch_arguments(request)]
-        return self._runner(arguments, request.script, self._environment | request.environment, self._timeout_seconds)
+        return self._runner(
+            arguments,
+            standard_input=request.script,
+            environment=self._environment | request.environment,
+            timeout_seconds=self._timeout_seconds,
+        )
 
     def _ask(self, arguments: list[str]) -> str:
         return _answer(self._run(arguments), arguments[0])

@@ -28,62 +28,68 @@ class DatasetFacts:
     unreadable: str = ""
 
 
+class _Fault(ValueError):
+    """A dataset that is not whole."""
+
+
 def look_at(prefix: str) -> DatasetFacts:
     """Open a dataset's index, and compare its counts with the sizes of both files. Never raises."""
-    index, tokens = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     try:
-        for path in (index, tokens):
-            if not path.is_file():
-                return DatasetFacts(prefix, fault=f"{path} {'is not a file' if path.exists() else 'does not exist'}")
-        with index.open("rb") as stream:
-            head = stream.read(HEADER_BYTES)
-            fault, counts = _header(head, index)
-            if counts is None:
-                return DatasetFacts(prefix, fault=fault)
-            code, sequences, entries = counts
-            expected = HEADER_BYTES + 12 * sequences + 8 * entries
-            size = os.fstat(stream.fileno()).st_size
-            if size != expected:
-                return DatasetFacts(
-                    prefix, fault=f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}"
-                )
-            last_length = struct.unpack("<i", _at(stream.fileno(), HEADER_BYTES + 4 * (sequences - 1), 4))[0]
-            last_offset = struct.unpack("<q", _at(stream.fileno(), HEADER_BYTES + 12 * sequences - 8, 8))[0]
-            first_document = struct.unpack("<q", _at(stream.fileno(), HEADER_BYTES + 12 * sequences, 8))[0]
-            last_document = struct.unpack("<q", _at(stream.fileno(), expected - 8, 8))[0]
-        if first_document != 0 or last_document != sequences:
-            return DatasetFacts(
-                prefix, fault=f"{index} names documents {first_document} to {last_document}, expected 0 to {sequences}"
-            )
-        needed = last_offset + last_length * ITEM_BYTES[code]
-        held = tokens.stat().st_size
-    except (OSError, ValueError, struct.error) as error:
-        return DatasetFacts(prefix, unreadable=f"{index}: {getattr(error, 'strerror', None) or error}")
+        return _read(prefix, Path(f"{prefix}.idx"), Path(f"{prefix}.bin"))
+    except _Fault as fault:
+        return DatasetFacts(prefix, fault=str(fault))
+    except OSError as error:
+        return DatasetFacts(prefix, unreadable=f"{error.filename or prefix}: {error.strerror or error}")
+    except struct.error:
+        return DatasetFacts(prefix, unreadable=f"{prefix}.idx changed while it was read")
+    except ValueError as error:
+        return DatasetFacts(prefix, fault=f"{prefix!r} is not a path ({error})")
+
+
+def _read(prefix: str, index: Path, tokens: Path) -> DatasetFacts:
+    for path in (index, tokens):
+        if not path.is_file():
+            raise _Fault(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
+    with index.open("rb") as stream:
+        descriptor = stream.fileno()
+        code, sequences, entries = _header(stream.read(HEADER_BYTES), index)
+        expected = HEADER_BYTES + 12 * sequences + 8 * entries
+        size = os.fstat(descriptor).st_size
+        if size != expected:
+            raise _Fault(f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}")
+        last_length = _integer(descriptor, "<i", HEADER_BYTES + 4 * (sequences - 1))
+        last_offset = _integer(descriptor, "<q", HEADER_BYTES + 12 * sequences - 8)
+        first_document = _integer(descriptor, "<q", HEADER_BYTES + 12 * sequences)
+        last_document = _integer(descriptor, "<q", expected - 8)
+    if first_document != 0 or last_document != sequences:
+        raise _Fault(f"{index} has documents from {first_document} to {last_document}, expected 0 to {sequences}")
+    needed = last_offset + last_length * ITEM_BYTES[code]
+    held = tokens.stat().st_size
     if held != needed:
-        return DatasetFacts(prefix, fault=f"{tokens} has {held} bytes, its index needs {needed}{_cut(held, needed)}")
+        raise _Fault(f"{tokens} has {held} bytes, its index needs {needed}{_cut(held, needed)}")
     return DatasetFacts(prefix, documents=entries - 1, tokens=held // ITEM_BYTES[code])
 
 
-def _header(head: bytes, index: Path) -> tuple[str, tuple[int, int, int] | None]:
-    """The fault of an index header, or its dtype code, number of sequences and of document entries."""
+def _header(head: bytes, index: Path) -> tuple[int, int, int]:
+    """Dtype code, number of sequences and of document entries. Raises _Fault when it is not a usable header."""
     if head.startswith(OLD_MAGIC):
-        return f"{index} is of the older, lazy kind", None
+        raise _Fault(f"{index} is of the older, lazy kind")
     if not head.startswith(MAGIC):
-        return f"{index} is not an index of a dataset (its first bytes are wrong)", None
+        raise _Fault(f"{index} is not an index of a dataset (its first bytes are wrong)")
     if len(head) < HEADER_BYTES:
-        return f"{index} is cut off inside its header", None
+        raise _Fault(f"{index} is cut off inside its header")
     version, code, sequences, entries = struct.unpack_from("<QBQQ", head, len(MAGIC))
     if version != 1:
-        return f"{index} is of version {version}, expected 1", None
+        raise _Fault(f"{index} is of version {version}, expected 1")
     if code not in ITEM_BYTES:
-        return f"{index} holds dtype code {code}, expected 1 to 8", None
+        raise _Fault(f"{index} holds dtype code {code}, expected 1 to 8")
     if sequences == 0 or entries < 2:
-        return f"{index} holds no document", None
-    return "", (code, sequences, entries)
+        raise _Fault(f"{index} holds no document")
+    return code, sequences, entries
 
 
-def _at(descriptor: int, offset: int, length: int) -> bytes:
-    return os.pread(descriptor, length, offset)
+def _integer(descriptor: int, layout: str, offset: int) -> int:
+    return int(struct.unpack(layout, os.pread(descriptor, struct.calcsize(layout), offset))[0])
 
 
 def _cut(size: int, expected: int) -> str:

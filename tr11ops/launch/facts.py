@@ -1,4 +1,4 @@
-"""Everything a launch must know before it submits, observed once. What could not be observed is `Unknown`, not absent."""
+"""Everything a launch must know before it submits, observed once. What could not be seen is `Unknown`, not absent."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def observe_launch(
     card: RunCard,
     directory: RunDirectory,
     request: LaunchRequest,
+    *,
     scheduler: Scheduler | None,
     other_scheduler: Callable[[str], Scheduler],
     user: str,
@@ -171,7 +172,7 @@ def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
 
 
 def _is_alive(pid: object, started: object) -> bool:
-    """True when the process that wrote `started` (seconds since the epoch) still lives, and is not a successor of its id."""
+    """True when the process that was alive at `started` (seconds since the epoch) still lives; ids are reused."""
     if not isinstance(pid, int) or not isinstance(started, float):
         return False
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +54,7 @@ def plan_launch(
         name=card.run.name,
         nodes=slurm.nodes,
         time_limit_seconds=card.time_limit_seconds,
-        output=os.path.join(os.path.relpath(paths.folder, directory.root), output),
+        output=str(paths.folder.relative_to(directory.root) / output),
         working_directory=directory.root,
         array=request.array,
         gpus_per_node=slurm.gpus_per_node,
@@ -71,7 +70,13 @@ def plan_launch(
         signal_seconds_before_limit=slurm.signal_seconds_before_limit,
     )
     script = render_script(
-        batch, card.run.variant, tag, agent_command(paths.card, tag), slurm.setup, slurm.environment, slurm.hint
+        batch,
+        variant=card.run.variant,
+        tag=tag,
+        command=agent_command(paths.card, tag),
+        setup=slurm.setup,
+        environment=slurm.environment,
+        hint=slurm.hint,
     )
     return LaunchPlan(
         tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant

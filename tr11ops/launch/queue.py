@@ -12,10 +12,11 @@ from tr11ops.rundir import RunDirectory, parse_comment
 from tr11ops.snapshot import Unknown
 
 
-    """Jobs of this run that are not over, and living jobs of the same name that belong to another directory.
+def own_jobs(name: str, directory: RunDirectory, jobs: Iterable[Job], user: str) -> tuple[list[Job], list[Job]]:
+    """Jobs of this run that are not over, and living jobs of the same name that are not of this run.
 
-    A job is of this run by its comment, or by its name where it carries no comment of tr11 (submitted by hand). Numbers
-    do not count: a scheduler that is set up anew begins again at 1.
+    A job is of this run by its comment. One without (submitted by hand) is, if it has the run's name and belongs to
+    `user` or works in the run directory. Numbers do not count: a scheduler that is set up anew begins again at 1.
     """
     ours: list[Job] = []
     namesakes: list[Job] = []
@@ -24,12 +25,13 @@ from tr11ops.snapshot import Unknown
             continue
         mark = parse_comment(job.comment)
         if mark is not None:
-            if mark[1] == directory.mark:
-                ours.append(job)
-            elif job.name == name:
-                namesakes.append(job)
-        elif job.name == name:
+            is_ours = mark[1] == directory.mark
+        else:
+            is_ours = job.name == name and (job.user == user or job.working_directory == str(directory.root))
+        if is_ours:
             ours.append(job)
+        elif job.name == name:
+            namesakes.append(job)
     return ours, namesakes
 
 
@@ -38,9 +40,7 @@ def array_number(job: Job) -> str:
     return job.array_id or job.raw_id
 
 
-def queue_checks(
-    name: str, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
-) -> Iterator[Check]:
+def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
     """Checks that nothing of this run (of this `name`) could train beside what is launched now."""
     if isinstance(facts.jobs, Unknown):
         yield unknown("queue", f"the scheduler did not say what is queued ({facts.jobs.why})")
@@ -50,9 +50,9 @@ def queue_checks(
         return
     for place in (*facts.foreground, *facts.elsewhere):
         yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
-    ours, namesakes = own_jobs(name, directory, facts.jobs)
+    ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
     for job in namesakes:
-        yield warning("queue", f"job {job.job_id} of {job.user} has the same name, in another run directory")
+        yield warning("queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run")
     lost = [entry for entry in facts.submissions if entry.job_id is None]
     if lost and not ours:
         yield warning("queue", f"the scheduler has no trace of submission {lost[-1].tag}, whose answer was lost")
@@ -87,7 +87,7 @@ def _behind(after: str, ours: list[Job], facts: LaunchFacts) -> Iterator[Check]:
         listed = ", ".join(sorted({array_number(job) for job in ours})) or "none"
         yield refused("--after", f"the scheduler knows no job {after}", f"jobs of this run: {listed}", 2)
         return
-    if facts.after.job_id not in {job.job_id for job in ours} and array_number(facts.after) not in {array_number(job) for job in ours}:
+    if array_number(facts.after) not in {array_number(job) for job in ours}:
         if facts.after.state.is_final:
             yield warning("--after", f"job {after} is over: the new one may start at once")
         else:
@@ -107,10 +107,8 @@ def _all_before(target: str, ours: list[Job]) -> set[str]:
     """The target and every submission that it waits for, however far back."""
     before, fresh = {target}, {target}
     while fresh:
-        waited_for = {
-            number for job in ours if array_number(job) in fresh for number in re.findall(r"\d+", re.sub(r"_\S*", "", job.dependency))
-        }
-        fresh = waited_for - before
+        awaited = [re.sub(r"_\S*", "", job.dependency) for job in ours if array_number(job) in fresh]
+        fresh = {number for text in awaited for number in re.findall(r"\d+", text)} - before
         before |= fresh
     return before
 

@@ -71,6 +71,7 @@ def _quoted(text: str) -> str:
 
 def render_script(
     request: BatchRequest,
+    *,
     variant: str,
     tag: str,
     command: Sequence[str],

@@ -12,41 +12,43 @@ from tr11ops.snapshot import Unknown
 from trainer.contract import Manifest, checkpoint_name
 
 
+def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    """Checks of the checkpoint that a resume would load; a first start without any is fine unless the card says not."""
     if isinstance(facts.checkpoints, Unknown):
         yield unknown("checkpoints", f"they could not be read ({facts.checkpoints.why})")
         return
     found, folder = facts.checkpoints, directory.paths.checkpoints
     if not found.steps:
-        if not isinstance(found.latest, Unknown) and found.latest is None and not card.run.expect_resume:
-            yield ok("checkpoints", "none: the training starts from random weights")
-        elif card.run.expect_resume:
-            yield refused("run.expect_resume", f"{folder} holds no checkpoint", "restore one, or correct run.directory or run.variant")
+        if card.run.expect_resume:
+            fix = "restore one, or correct run.directory or run.variant"
+            yield refused("run.expect_resume", f"{folder} holds no checkpoint", fix)
+        elif found.latest is not None:
+            fix = "restore one, or remove that file to start anew"
+            yield refused("checkpoints", f"{directory.paths.latest} is there, but no checkpoint", fix)
         else:
-            yield refused("checkpoints", f"{directory.paths.latest} is there, but no checkpoint", "restore one, or remove that file to start anew")
+            yield ok("checkpoints", "none: the training starts from random weights")
         return
     if found.manifest is None:
         step, fault = found.rejected[0]
         rule = f"none of the {len(found.steps)} in {folder} is whole: {checkpoint_name(step)}: {fault}"
         yield refused("checkpoints", rule, "restore one from a backup, or move them away to start from random weights")
         return
-    yield from _resume_checks(card, directory, found.manifest, found.steps, found.latest, found.rejected)
+    yield from _resume_checks(card, directory, found, found.manifest)
 
 
 def _resume_checks(
-    card: RunCard,
-    directory: RunDirectory,
-    manifest: Manifest,
-    steps: tuple[int, ...],
-    latest: int | None | Unknown,
-    rejected: tuple[tuple[int, str], ...],
+    card: RunCard, directory: RunDirectory, found: CheckpointFacts, manifest: Manifest
 ) -> Iterator[Check]:
+    steps, latest, rejected = found.steps, found.latest, found.rejected
     name = checkpoint_name(manifest.step)
     if isinstance(latest, Unknown):
         yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} will be resumed")
     elif latest is None:
-        yield warning("checkpoints", f"{directory.paths.latest} is missing: {name}, the newest whole one, will be resumed")
+        text = f"{directory.paths.latest} is missing: {name}, the newest whole one, will be resumed"
+        yield warning("checkpoints", text)
     elif latest not in steps:
-        yield warning("checkpoints", f"latest names {checkpoint_name(latest)}, which is not there: {name} will be resumed")
+        text = f"latest names {checkpoint_name(latest)}, which is not there: {name} will be resumed"
+        yield warning("checkpoints", text)
     for step, fault in rejected[:3]:
         yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault}")
     newer = [step for step in steps if step > manifest.step and step not in dict(rejected)]

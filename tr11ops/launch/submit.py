@@ -52,7 +52,7 @@ def launch_lock(path: Path) -> Iterator[None]:
 
 
 def hold_launch_lock(path: Path) -> int:
-    """Take the run's launch lock; returns the open descriptor that holds it. The kernel gives it back when it is closed.
+    """Take the run's launch lock; returns the open descriptor that holds it, until it is closed.
 
     Raises LaunchBusy when another launch holds it, OSError when it cannot be made. A file system without locks leaves
     launches unguarded against each other; the trainer's lease on the checkpoints still holds.
@@ -99,6 +99,7 @@ def versions() -> dict[str, str]:
 def submit(
     plan: LaunchPlan,
     scheduler: Scheduler,
+    *,
     card_toml: str,
     user: str,
     why: str = "",
@@ -106,8 +107,8 @@ def submit(
 ) -> Submission:
     """Keep script, card and versions, submit, and record the job id. The caller holds the launch lock.
 
-    Raises SchedulerError with the scheduler's reason (nothing was submitted), SubmissionUnknown when its answer was lost
-    and the job could not be found by its comment either, OSError when the run directory cannot be written to.
+    Raises SchedulerError with the scheduler's reason (nothing was submitted), SubmissionUnknown when its answer was
+    lost and the job is not found by its comment, OSError when the run directory cannot be written to.
     """
     directory, request = plan.directory, plan.request
     journal = Journal(directory.journal)

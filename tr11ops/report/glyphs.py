@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-~=+*#"
+LARGEST = 1e100  # drawn alike beyond it, so that sums and differences stay finite
 
 
 def bar(fraction: float, width: int, unicode: bool) -> str:
@@ -35,7 +36,7 @@ def _shares(values: Sequence[float], count: int) -> list[float | None]:
     shares: list[float | None] = []
     for index in range(count):
         share = values[index * len(values) // count : (index + 1) * len(values) // count]
-        finite = [value for value in share if math.isfinite(value)]
+        finite = [min(LARGEST, max(-LARGEST, value)) for value in share if math.isfinite(value)]
         shares.append(math.fsum(finite) / len(finite) if finite else None)
     return shares
 

@@ -9,6 +9,7 @@ from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING
 
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
@@ -25,6 +26,7 @@ LABEL_WIDTH = 10
 JOBS_SHOWN = 6
 ATTEMPTS_SHOWN = 3
 NODES_SHOWN = 6
+HOSTLIST_SHOWN = 60
 SPARK_WIDTH = 40
 
 STYLES = {
@@ -164,7 +166,8 @@ def _job_line(snapshot: Snapshot, job: Job) -> str:
         limit = f" of {duration(job.time_limit_seconds)}" if job.time_limit_seconds is not None else ""
         parts.append(f"{duration(snapshot.time - job.start_time)}{limit}")
     if job.nodes:
-        parts.append(f"on {compress_hostlist(job.nodes)}")
+        named = compress(job.nodes)
+        parts.append(f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}")
     return "  ".join(parts)
 
 
@@ -197,8 +200,9 @@ def _attempt_line(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> str:
     ago = f"{duration(max(0.0, snapshot.time - attempt.changed))} ago"
     how = how_it_ended(attempt, job)
     if isinstance(attempt.end, EndMarker):
-        saved = "" if attempt.end.checkpoint_step is None else f", checkpoint {attempt.end.checkpoint_step}"
-        return f"{label}  {how}, iteration {attempt.end.iteration}{saved}, {ago}"
+        step = attempt.end.checkpoint_step
+        saved = "not saved" if step is None else "saved" if step == attempt.end.iteration else f"saved {step}"
+        return f"{label}  {how} at iteration {attempt.end.iteration} ({saved}), {ago}"
     return f"{label}  {how}, {ago}"
 
 

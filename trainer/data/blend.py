@@ -15,6 +15,9 @@ from trainer.data.errors import DataError
 
 # A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
 BLEND_MARGIN = 1.005
+# Samples of a mixture that are chosen together, and choices by which a segment of them runs ahead of its beginning.
+BLEND_BLOCK = 1 << 22
+BLEND_WARM_UP = 512
 
 
 @dataclass(frozen=True)
@@ -124,19 +127,79 @@ def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any
     of equals. The beginning does not depend on `samples`, so a longer mixture only appends.
     """
     shares = np.asarray(normalised(weights), dtype=np.float64)
-    counts = np.zeros(len(shares), dtype=np.float64)
-    dtype = np.uint8 if len(shares) < 255 else np.int16
-    sets = np.empty(samples, dtype=dtype)
+    shares /= np.sum(shares)  # again, as the original does: it decides the last bit, and so ties
+    sets = np.empty(samples, dtype=np.uint8 if len(shares) < 255 else np.uint16)
     numbers = np.empty(samples, dtype=np.int64)
-    error = np.empty(len(shares), dtype=np.float64)
-    for index in range(samples):
-        np.multiply(shares, max(index, 1), out=error)
-        np.subtract(error, counts, out=error)
-        chosen = int(error.argmax())
-        sets[index] = chosen
-        numbers[index] = counts[chosen]
-        counts[chosen] += 1
+    counts = np.zeros(len(shares), dtype=np.int64)
+    for first in range(0, samples, BLEND_BLOCK):
+        block = slice(first, min(first + BLEND_BLOCK, samples))
+        _choose(shares, counts, first, sets[block])
+        order = np.argsort(sets[block], kind="stable")
+        taken = np.bincount(sets[block], minlength=len(shares))
+        starts = np.cumsum(taken) - taken
+        numbers[block][order] = np.arange(len(order)) + np.repeat(counts - starts, taken)
+        counts += taken
     return sets, numbers
+
+
+def _choose(shares: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], first: int, out: npt.NDArray[Any]) -> None:
+    """The greedy choices for samples `first`, `first + 1`, ...; `counts` is how often each member was taken before.
+
+    The greedy rule forgets its past quickly: from any plausible counts it soon makes the same choices. So the block is
+    cut into segments that run side by side, each from guessed counts and some choices ahead of its beginning. Wherever
+    a segment did not begin with the counts that the one before it ended with, it is run again from those. At the end
+    every segment continues its predecessor, and the first began right, so the result is the sequential one.
+    """
+    warm_up = max(BLEND_WARM_UP, 8 * len(shares))
+    length = 4 * warm_up
+    segments = len(out) // length
+    begins = np.zeros((len(shares), max(segments, 1)))
+    begins[:, 0] = counts
+    if segments > 1:
+        positions = first + length * np.arange(1, segments) - warm_up
+        begins[:, 1:] = _guess(shares, positions)
+        _run(shares, begins[:, 1:], positions, warm_up)
+    choices = np.empty((length, segments), dtype=out.dtype)
+    ends = begins.copy()
+    wrong = np.arange(segments)
+    while len(wrong):
+        state = begins[:, wrong]
+        choices[:, wrong] = _run(shares, state, first + length * wrong, length, out.dtype)
+        ends[:, wrong] = state
+        wrong = 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))
+        begins[:, wrong] = ends[:, wrong - 1]
+    done = segments * length
+    out[:done] = choices.T.reshape(-1)
+    rest = _run(shares, ends[:, -1:].copy(), np.array([first + done]), len(out) - done, out.dtype)
+    out[done:] = rest[:, 0]
+
+
+def _guess(shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Plausible counts [members, positions]: rare members late, since one that is overdue is taken at once."""
+    counts = np.maximum(np.ceil(shares[:, None] * positions) - 1, 0)
+    missing = positions - np.sum(counts, axis=0)
+    rank = np.argsort(np.argsort(-shares, kind="stable"), kind="stable")
+    return counts + (rank[:, None] < missing)
+
+
+def _run(
+    shares: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.float64],
+    positions: npt.NDArray[np.int64],
+    steps: int,
+    dtype: npt.DTypeLike = np.uint16,
+) -> npt.NDArray[Any]:
+    """Let the greedy rule make `steps` choices in every column; changes `counts` [members, columns] in place."""
+    columns = np.arange(len(positions))
+    choices = np.empty((steps, len(positions)), dtype=dtype)
+    behind = np.empty_like(counts)
+    for step in range(steps):
+        np.multiply(shares[:, None], np.maximum(positions + step, 1), out=behind)
+        np.subtract(behind, counts, out=behind)
+        chosen = behind.argmax(axis=0)
+        choices[step] = chosen
+        counts[chosen, columns] += 1
+    return choices
 
 
 def prefix_name(prefix: Path | str) -> str:

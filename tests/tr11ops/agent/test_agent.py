@@ -15,7 +15,7 @@ import pytest
 
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
-from tr11ops.agent.node import NodeTask, request_stop
+from tr11ops.agent.node import NodeTask
 from tr11ops.agent.step import Launch, LineTee, srun_command
 from tr11ops.agent.verdict import conclude, first_failure
 from trainer.config import CardError
@@ -78,13 +78,7 @@ def test_torchrun_gets_a_static_rendezvous_and_no_restarts():
     task = NodeTask(Path("/a"), Path("/c.json"), "7", 1, 1, 2, 8, "10.0.0.1", 6000)
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=8", "--max-restarts=0", "--tee=3"} <= set(task.command)
     assert task.command[-3:] == ["-m", "trainer", "/c.json"]
-    assert task.environment["TR11_STOP_REQUEST"] == "/a/stop-request.json"
-
-
-def test_a_stop_request_is_written_once(tmp_path):
-    request_stop(tmp_path, "first")
-    request_stop(tmp_path, "second")
-    assert json.loads((tmp_path / "stop-request.json").read_text())["by"] == "first"
+    assert (task.environment["TR11_JOB_ID"], task.environment["TR11_LAUNCH"]) == ("7", "1")
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"run": 1}', "\x00"])

@@ -1,0 +1,250 @@
+"""The way of the data, measured: corpus, tokenizer, preprocessing, index maps, mixtures, micro-batches.
+
+    python benchmarks/data_path.py [--min-bytes N] [--documents N] [--folder DIR]
+
+Prints one figure a line. Where `megatron.core` can be imported (`pip install --no-deps megatron-core==0.16.1` in a
+virtual environment of its own), the same work is given to it, the ratio is printed, and the index maps of many random
+corpora are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from trainer.data.blend import build_blend
+from trainer.data.corpus import build_corpus
+from trainer.data.index import build_index_maps, build_sample_index
+from trainer.data.indexed_write import IndexedWriter
+from trainer.data.stream import SampleStream, open_splits
+from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenizer import train_tokenizer
+
+MEGATRON_SHARE = 0.80  # its rule for the last epoch; everything else is the same
+
+
+def say(name: str, value: str, peer: str = "") -> None:
+    sys.stdout.write(f"{name:<52} {value:>22} {peer}\n")
+    sys.stdout.flush()
+
+
+def timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+    """Least seconds of some repeats, and what the work returned."""
+    best, result = float("inf"), None
+    for _ in range(repeats):
+        started = time.perf_counter()
+        result = work()
+        best = min(best, time.perf_counter() - started)
+    return best, result
+
+
+def megatron() -> types.SimpleNamespace | None:
+    """The peer's parts, or None when it is not installed here."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return types.SimpleNamespace(
+                gpt=importlib.import_module("megatron.core.datasets.gpt_dataset"),
+                helpers=importlib.import_module("megatron.core.datasets.helpers"),
+                compiled=importlib.import_module("megatron.core.datasets.helpers_cpp"),
+                indexed=importlib.import_module("megatron.core.datasets.indexed_dataset"),
+            )
+    except ImportError:
+        return None
+
+
+def megatron_maps(
+    peer: types.SimpleNamespace, sizes: np.ndarray, documents: range, *, samples: int, length: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The three maps, by the peer's own functions in the order in which its GPTDataset calls them."""
+    tokens = int(sizes[documents.start : documents.stop].sum())
+    config = types.SimpleNamespace(sequence_length=length, add_extra_token_to_sequence=1)
+    asked = types.SimpleNamespace(num_samples=samples, config=config)
+    epochs = peer.gpt.GPTDataset._get_num_epochs(asked, tokens)
+    before = ((epochs - 1) * tokens - 1) // length
+    apart = epochs > 1 and samples - before < int(MEGATRON_SHARE * ((tokens - 1) // length))
+    random = np.random.RandomState(seed)
+    numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
+    order = peer.gpt._build_document_index(numbers, epochs, random, apart)
+    rows = peer.helpers.build_sample_idx(sizes, order, length, epochs, tokens, True, True)
+    total = rows.shape[0] - 1
+    return order, rows, peer.gpt._build_shuffle_index(before if apart else total, total, random)
+
+
+def measure_text(folder: Path, min_bytes: int) -> Path:
+    """Corpus, tokenizer, preprocessing; returns the prefix of the pair."""
+    corpus = folder / "corpus.jsonl"
+    seconds, report = timed(lambda: build_corpus(corpus, min_bytes, force=True), repeats=1)
+    say("corpus, MB of text", f"{report.text_bytes / 1e6:.1f}")
+    say("corpus, MB/s", f"{report.text_bytes / 1e6 / seconds:.1f}")
+
+    def texts() -> Iterator[str]:
+        with corpus.open(encoding="utf-8", newline="\n") as stream:
+            for line in stream:
+                yield json.loads(line)["text"]
+
+    seconds, _ = timed(lambda: train_tokenizer(texts(), 4096, folder / "tokenizer"), repeats=1)
+    say("tokenizer of 4,096 tokens, s", f"{seconds:.2f}")
+    for workers in (1, 2, 4):
+        if workers > 2 * (os.cpu_count() or 1):
+            continue
+        request = PreprocessRequest(corpus, folder / "tokenizer", str(folder / "bench"), workers=workers)
+        seconds, report = timed(lambda asked=request: preprocess(asked, force=True), repeats=2)
+        say(f"preprocess, {workers} workers, tokens/s", f"{report.tokens / seconds:,.0f}")
+    return Path(request.prefix)
+
+
+def measure_writing(folder: Path, peer: types.SimpleNamespace | None) -> None:
+    """Documents of 2,048 uint16 tokens into a pair, without tokenizing."""
+    document = np.arange(2048, dtype=np.uint16)
+    count = 4000
+
+    def ours() -> None:
+        with IndexedWriter(folder / "written", "uint16") as writer:
+            for _ in range(count):
+                writer.add_documents(document, np.array([2048], dtype=np.int32))
+
+    def theirs() -> None:
+        import torch
+
+        builder = peer.indexed.IndexedDatasetBuilder(str(folder / "theirs.bin"), dtype=np.uint16)
+        tensor = torch.from_numpy(document.astype(np.int64))
+        for _ in range(count):
+            builder.add_document(tensor, [2048])
+        builder.finalize(str(folder / "theirs.idx"))
+
+    seconds, _ = timed(ours)
+    line = ""
+    if peer is not None:
+        peer_seconds, _ = timed(theirs)
+        same = all(
+            (folder / f"written.{end}").read_bytes() == (folder / f"theirs.{end}").read_bytes()
+            for end in ("bin", "idx")
+        )
+        line = f"megatron-core {count * 2048 / peer_seconds / 1e6:,.1f}; ratio {peer_seconds / seconds:.2f}; files equal {same}"
+    say("write a pair, flushed to disk, M tokens/s", f"{count * 2048 / seconds / 1e6:,.1f}", line)
+
+
+def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
+    """All maps, and the sample index alone, for many documents of about 800 tokens over two epochs."""
+    sizes = np.random.RandomState(1).randint(1, 1600, documents).astype(np.int32)
+    order = np.random.RandomState(2).permutation(np.tile(np.arange(documents, dtype=np.int32), 2))
+    tokens = int(sizes.sum())
+    samples = (2 * tokens - 1) // 2048
+    seconds, rows = timed(lambda: build_sample_index(sizes, order, 2048))
+    line = ""
+    if peer is not None:
+        peer_seconds, theirs = timed(lambda: peer.helpers.build_sample_idx(sizes, order, 2048, 2, tokens, True, True))
+        equal = rows.dtype == theirs.dtype and np.array_equal(rows, theirs)
+        line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}; bit-equal {equal}"
+    say(f"sample index, {2 * documents:,} documents, s", f"{seconds:.3f}", line)
+    whole = {"samples": samples, "seed": 1}
+    seconds, _ = timed(
+        lambda: build_index_maps(
+            sizes, range(documents), sequence_length=2048, last_epoch_share=MEGATRON_SHARE, **whole
+        ),
+        repeats=2,
+    )
+    line = ""
+    if peer is not None:
+        peer_seconds, _ = timed(lambda: megatron_maps(peer, sizes, range(documents), length=2048, **whole), repeats=2)
+        line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}"
+    say(f"all three maps, {samples:,} samples, s", f"{seconds:.3f}", line)
+
+
+def compare_maps(peer: types.SimpleNamespace, cases: int = 400) -> None:
+    """Random corpora, some with empty documents: are all three maps equal in type, shape and every value?"""
+    random = np.random.RandomState(99)
+    different = compared = 0
+    while compared < cases:
+        count = random.randint(1, 200)
+        sizes = random.randint(compared % 3 != 0, random.choice([3, 30, 300]), count).astype(np.int32)
+        first = random.randint(0, count)
+        documents = range(first, random.randint(first, count) + 1)
+        length, samples = int(random.choice([1, 2, 4, 7, 16, 64])), int(random.randint(1, 3000))
+        seed = int(random.randint(0, 2**31))
+        if sizes[documents.start : documents.stop].sum() < length + 1:
+            continue
+        compared += 1
+        theirs = megatron_maps(peer, sizes, documents, samples=samples, length=length, seed=seed)
+        ours = build_index_maps(
+            sizes, documents, samples=samples, sequence_length=length, seed=seed, last_epoch_share=MEGATRON_SHARE
+        )
+        pairs = zip((ours.documents, ours.samples, ours.shuffle), theirs, strict=True)
+        different += not all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+    say(f"random corpora compared with megatron-core: {compared}", f"different: {different}")
+
+
+def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
+    """Mixtures of few, as many as the 176B run's, and very uneven sets."""
+    random = np.random.RandomState(3)
+    for name, weights in (
+        ("3 sets", [0.5, 0.3, 0.2]),
+        ("28 sets", (random.pareto(1.0, 28) + 0.01).tolist()),
+        ("28 sets, rare ones 1e-6", [*[1e-6] * 4, *(random.pareto(1.0, 24) + 0.1).tolist()]),
+    ):
+        seconds, (sets, numbers) = timed(lambda given=weights: build_blend(given, samples), repeats=1)
+        line = ""
+        if peer is not None:
+            shares = np.array(weights, dtype=np.float64)
+            shares /= sum(weights)
+            their_sets, their_numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
+
+            def theirs(out: Any = (their_sets, their_numbers), shares: np.ndarray = shares) -> None:
+                peer.compiled.build_blending_indices(out[0], out[1], shares, len(shares), samples, False)
+
+            peer_seconds, _ = timed(theirs, repeats=1)
+            equal = np.array_equal(sets, their_sets) and np.array_equal(numbers, their_numbers)
+            line = f"megatron-core {peer_seconds:.2f}; ratio {peer_seconds / seconds:.2f}; equal {equal}"
+        say(f"mixture of {samples:,}, {name}, s", f"{seconds:.2f}", line)
+
+
+def measure_stream(prefix: Path, folder: Path) -> None:
+    """Micro-batches of 8 samples of 512 tokens from the prepared corpus."""
+    splits = open_splits(
+        [(1.0, prefix)], split="1", sequence_length=512, seed=1, train_samples=40_000, cache_folder=folder / "maps"
+    )
+    for prefetch in (0, 4):
+        stream = SampleStream(splits["train"], 8, prefetch=prefetch)
+        seconds, count = timed(lambda taken=stream: sum(1 for _ in taken), repeats=1)
+        say(f"micro-batches, prefetch {prefetch}, samples of 512/s", f"{count * 8 / seconds:,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--min-bytes", type=int, default=20_000_000)
+    parser.add_argument("--documents", type=int, default=2_000_000)
+    parser.add_argument("--blend-samples", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    peer = megatron()
+    say("machine", f"{os.cpu_count()} cores", f"Python {platform.python_version()}, numpy {np.__version__}")
+    say("megatron-core", "found" if peer else "not installed here")
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        prefix = measure_text(folder, options.min_bytes)
+        measure_writing(folder, peer)
+        measure_stream(prefix, folder)
+    measure_maps(options.documents, peer)
+    measure_blends(options.blend_samples, peer)
+    if peer is not None:
+        compare_maps(peer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`tr11 estimate`: the acceptance vectors of spec/tr11.md section 10 from the shipped cards; screen and JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cli.main import execute
+from tr11ops.estimate import estimate
+from tr11ops.runcard import load_card, shipped_cards, shipped_folder
+
+MAIN = shipped_folder() / "tr11-176B-ml.toml"
+SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    """What `tr11 estimate ARGUMENTS --json` prints."""
+    assert execute(["estimate", *arguments, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert isinstance(value, dict) and value["schema"] == 1
+    return value
+
+
+def test_vectors_of_the_176b_card(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "--run", "tr11-176B-ml", "--seconds-per-iteration", "105.22")
+    assert (found["iterations"], found["ramp_iterations"]) == (115_311, 12_658)
+    assert found["parameters"]["total"] == 176_247_271_424  # type: ignore[index]
+    assert found["checkpoint_files"] == {"layer": 288, "model": 48, "optimizer": 384, "total": 720}
+    assert found["checkpoint_bytes"] == 14 * 176_247_271_424
+    assert found["tokens"] == 219_999_152 * 2048
+    assert found["first_step"]["gradient_accumulation_steps"] == 12  # type: ignore[index]
+    assert found["full_step"]["gradient_accumulation_steps"] == 128  # type: ignore[index]
+    duration = found["duration"]
+    assert isinstance(duration, dict)
+    assert round(duration["tflops_per_gpu"], 2) == 149.02
+    assert duration["asked_days"] == pytest.approx(10 * 5990 / 1440)  # ten tasks: 41.6 days
+    assert duration["array"] == f"1-{duration['attempts']}%1"
+    warnings = found["warnings"]
+    assert isinstance(warnings, list) and "10 minutes before the time limit" in warnings[0]
+
+
+def test_half_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "--run", "tr11-176B-ml-24n", "--seconds-per-iteration", "215.82")
+    assert found["checkpoint_files"]["total"] == 528  # type: ignore[index]
+    assert round(found["duration"]["tflops_per_gpu"], 2) == 145.31  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "iterations"),
+    [
+        (["batch.ramp.start=16", "batch.micro_batch_size=1"], 128_728),
+        (["batch.ramp.start=384"], 112_578),
+        (["batch.ramp.start=16", "batch.ramp.samples=6_000_000", "batch.train_samples=300_000_000"], 159_576),
+        (
+            [
+                "batch.ramp.start=16",
+                "batch.ramp.samples=5_000_000",
+                "batch.train_samples=300_000_000",
+                "batch.global_batch_size=1024",
+            ],
+            311_541,
+        ),
+    ],
+)
+def test_iterations_of_other_ramps(overrides: list[str], iterations: int) -> None:
+    card = load_card(MAIN, overrides, {}, keep_undefined=True)
+    assert estimate(card).iterations == iterations == card.total_iterations
+
+
+def test_points_are_in_order_and_the_levels_add_up() -> None:
+    found = estimate(load_card(MAIN, [], {}, keep_undefined=True))
+    iterations = [point.iteration for point in found.rates]
+    assert iterations == sorted(set(iterations)) and iterations[-1] == found.iterations
+    assert [point.moment for point in found.rates][:3] == ["first step", "end of the warm-up", "end of the batch ramp"]
+    assert sum(level.iterations * level.batch_size for level in found.levels) == found.trained_samples
+    assert found.stages is not None and sum(stage.blocks for stage in found.stages) == 70
+
+
+def test_times_need_a_basis() -> None:
+    small = load_card(SMALL, [], {})
+    assert estimate(small).duration is None
+    assumed = estimate(load_card(MAIN, [], {}, keep_undefined=True)).duration
+    assert assumed is not None and "assumed" in assumed.basis
+    given = estimate(small, assumed_tflops=0.01).duration
+    assert given is not None and given.tflops_per_gpu == pytest.approx(0.01)
+
+
+def test_time_without_a_ramp_is_steps_times_seconds() -> None:
+    card = load_card(SMALL, ["batch.ramp=none"], {})
+    duration = estimate(card, 2.0, asked_attempts=3).duration
+    assert duration is not None
+    assert duration.days * 86400 == pytest.approx(2.0 * 400)
+    assert duration.node_hours == pytest.approx(4 * 800 / 3600)
+    assert duration.attempts == 9  # 800 s in attempts of 1.5 minutes
+    assert duration.asked_share == pytest.approx(270 / 800)
+
+
+@pytest.mark.parametrize("name", shipped_cards())
+def test_the_screen_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["estimate", "--run", name, "--seconds-per-iteration", "105"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.split()[:1] == ["parameters"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--run", "demos"], "did you mean 'demo'?"),
+        (["--run", "demo", "--set", "slurm.nods=3"], "did you mean 'slurm.nodes'?"),
+        (["--run", "demo", "--tflops", "nan"], "--tflops nan: must be a number above zero"),
+        (["--run", "demo", "--seconds-per-iteration", "0"], "--seconds-per-iteration 0: must be a number above zero"),
+        (["--run", "demo", "--seconds-per-iteration", "1", "--tflops", "1"], "give one of them"),
+        (["--run", "demo", "--array", "1-3%3"], "must run one task at a time"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["estimate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and line in err and len(err.splitlines()) == 1
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from tr11ops.cli.main import execute; execute(['estimate', '--run', 'demo', '--json']);"
+        "heavy = {'torch', 'numpy', 'deepspeed', 'transformers'} & set(sys.modules);"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,214 @@
+"""The status screen and its JSON: golden screens, every width, terminals that show ASCII only, hostile texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.status_cases import HOUR, NOW, beats, ended, idle, pending, running, snapshot, steps, wordless
+from tests.tr11ops.test_status_verdict import TABLE
+from tr11ops.cluster.base import Node
+from tr11ops.detect.registry import detect_all
+from tr11ops.report.glyphs import bar, plain, shows_unicode, sparkline
+from tr11ops.report.status import Screen, render
+from tr11ops.report.status_json import status_document
+from tr11ops.snapshot import Exclusion, KillSwitch, Snapshot, Unknown
+from tr11ops.units import duration, quantity, size
+from tr11ops.verdict import judge
+
+GOLDEN = Path(__file__).parent.parent / "data" / "status"
+AWAY = Unknown("squeue did not answer within 10 s")
+
+# name: snapshot, width, unicode
+SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
+    "healthy-80": (snapshot(), 80, True),
+    "healthy-60-ascii": (snapshot(), 60, False),
+    "healthy-120": (snapshot(exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),)), 120, True),
+    "last-task-80": (snapshot(jobs=(running(),)), 80, True),
+    "stalled-80": (snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)), 80, True),
+    "zombie-80-ascii": (snapshot(nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),)), 80, False),
+    "down-80": (idle(attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL error"), ended())), 80, True),
+    "stopped-80": (
+        idle(jobs=(pending(),), kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ben", NOW - 600, "new data")), 80, True,
+    ),
+    "scheduler-away-80": (snapshot(jobs=AWAY, nodes=AWAY), 80, True),
+    "nothing-launched-80": (idle(steps=(), attempts=(), heartbeats=()), 80, True),
+    "blind-60-ascii": (
+        dataclasses.replace(snapshot(), jobs=Unknown("no answer"), nodes=Unknown("no answer"), **dict.fromkeys(
+            ("steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"),
+            Unknown("/scratch/tr11 is not there"),
+        )), 60, False,
+    ),
+}  # fmt: skip
+
+
+def drawn(given: Snapshot, width: int, unicode: bool) -> str:
+    from rich.console import Console
+
+    findings = detect_all(given)
+    target = io.StringIO()
+    console = Console(file=target, width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    console.print(render(given, findings, judge(given, findings), Screen(width, unicode, UTC)))
+    return "".join(line.rstrip() + "\n" for line in target.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_golden(name: str) -> None:
+    """`tests/data/status/NAME.txt` is what a person agreed to see; a change of the screen is a change there."""
+    assert drawn(*SCREENS[name]) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize("given_snapshot", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_no_screen_is_wider_than_its_terminal(given_snapshot: Snapshot, unicode: bool, width: int) -> None:
+    text = drawn(given_snapshot, width, unicode)
+    findings = detect_all(given_snapshot)
+    assert text.splitlines()[0].split()[0].lower() == judge(given_snapshot, findings).word
+    assert max(map(len, text.splitlines())) <= width
+    assert unicode or text.isascii()
+    for finding in findings:
+        assert "".join(finding.fix.split()) in "".join(text.split()), "the command to type is on the screen"
+
+
+def test_hostile_texts_reach_no_terminal() -> None:
+    nasty = "\x1b[2J[bold red]boo[/] ☠ \r\n:smile: " + "x" * 300
+    switch = KillSwitch(Path("/k"), nasty, NOW, nasty)
+    given = idle(jobs=(pending(reason=nasty),), kill_switch=switch, nodes=Unknown(nasty))
+    for unicode in (True, False):
+        text = drawn(given, 80, unicode)
+        assert "\x1b" not in text
+        assert "\r" not in text
+        assert "[bold red]boo" in text
+        assert ":smile:" in text
+        assert max(map(len, text.splitlines())) <= 80
+        assert unicode or text.isascii()
+
+
+# ----------------------------------------------------------------------------- JSON
+KEYS = {
+    "schema", "run", "verdict", "jobs", "nodes", "iteration", "total_iterations", "loss", "seconds_per_iteration", "tflops",
+    "consumed_samples", "consumed_tokens", "eta", "last_checkpoint", "kill_switch", "exclusions", "unknown", "findings", "why",
+    "exit_code",
+}  # fmt: skip
+
+
+def document(given: Snapshot) -> dict[str, object]:
+    findings = detect_all(given)
+    result = status_document(given, findings, judge(given, findings))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result, "plain JSON values only"
+    return result
+
+
+@pytest.mark.parametrize("given_snapshot", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_the_document_is_plain_json_with_every_key(given_snapshot: Snapshot) -> None:
+    result = document(given_snapshot)
+    assert set(result) >= KEYS
+    assert result["schema"] == 1
+
+
+def test_the_document_of_a_healthy_run() -> None:
+    result = document(snapshot())
+    assert (result["verdict"], result["exit_code"], result["iteration"], result["unknown"]) == ("healthy", 0, 31219, [])
+    assert result["eta"] == "2022-08-11T16:41:00+00:00"
+    assert result["last_checkpoint"] == {
+        "step": 31200, "age_seconds": 2000.0, "verified": "sizes", "bytes": 2_463_000_000_000, "latest": 31200, "count": 3,
+    }  # fmt: skip
+    assert result["kill_switch"] == {"set": False, "path": "/scratch/tr11/kill-switch", "who": None, "time": None, "why": None}
+    assert [(job["id"], job["state"], job["tasks"]) for job in result["jobs"]] == [  # type: ignore[attr-defined]
+        ("1000_7", "RUNNING", 1), ("1000_[8-10%1]", "PENDING", 3),
+    ]  # fmt: skip
+
+
+def test_unknown_is_null_with_a_reason_and_absent_is_not() -> None:
+    blind = document(SCREENS["blind-60-ascii"][0])
+    empty = document(SCREENS["nothing-launched-80"][0])
+    for key in ("jobs", "nodes", "last_attempts", "kill_switch", "exclusions", "last_checkpoint"):
+        assert blind[key] is None
+    assert blind["unknown"] == [
+        "jobs, nodes: no answer",
+        "steps, heartbeats, attempts, checkpoints, kill switch, exclusions, submissions: /scratch/tr11 is not there",
+    ]
+    assert (empty["jobs"], empty["exclusions"], empty["unknown"]) == ([], [], [])
+
+
+def test_a_loss_that_is_no_number_is_said_to_be_none() -> None:
+    given = list(steps())
+    given[-1] = dataclasses.replace(given[-1], record=dataclasses.replace(given[-1].record, lm_loss=math.nan))
+    result = document(snapshot(steps=tuple(given)))
+    assert (result["loss"], result["loss_is_finite"]) == (None, False)
+    assert "nan" in drawn(snapshot(steps=tuple(given)), 80, True)
+
+
+def test_the_described_keys_are_the_written_ones() -> None:
+    described = (Path(__file__).parents[2] / "docs" / "status-json.md").read_text(encoding="utf-8")
+    for key in document(snapshot()):
+        assert f"`{key}`" in described
+
+
+# ----------------------------------------------------------------------------- small drawings
+@given(st.floats(0, 1), st.integers(4, 100), st.booleans())
+def test_bars_have_their_width_and_are_full_only_at_the_end(fraction: float, width: int, unicode: bool) -> None:
+    text = bar(fraction, width, unicode)
+    assert len(text) == width
+    empty = "░" if unicode else "-"
+    assert (empty not in text) == (fraction == 1.0)
+
+
+@given(st.lists(st.floats(), max_size=300), st.integers(0, 80), st.booleans())
+def test_sparklines_survive_every_number(values: list[float], width: int, unicode: bool) -> None:
+    text = sparkline(values, width, unicode)
+    assert len(text) == min(width, len(values))
+    assert unicode or text.isascii()
+
+
+def test_sparklines_rise_and_fall() -> None:
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 8, unicode=True) == "▁▂▃▄▅▆▇█"
+    assert sparkline([8, 1, math.nan], 3, unicode=False) == "#_x"
+    assert sparkline([5.0, 5.0], 8, unicode=True) == "▁▁"
+
+
+@given(st.text(), st.booleans())
+def test_plain_text_is_printable(text: str, unicode: bool) -> None:
+    result = plain(text, unicode)
+    assert result.isprintable()
+    assert unicode or result.isascii()
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "expected"),
+    [
+        ({"LANG": "en_US.UTF-8", "TERM": "xterm"}, "utf-8", True),
+        ({"LANG": "C.UTF-8"}, "utf-8", True),
+        ({"LANG": "en_US.UTF-8", "TERM": "dumb"}, "utf-8", False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "utf-8", False),
+        ({"LC_ALL": "C", "LANG": "fr_FR.UTF-8"}, "utf-8", False),
+        ({"LC_CTYPE": "fr_FR.UTF-8", "LANG": "C"}, "utf-8", True),
+        ({"LANG": "en_US.UTF-8"}, "latin-1", False),
+        ({}, "utf-8", False),
+        ({"LANG": "en_US.UTF-8"}, None, False),
+    ],
+)
+def test_the_locale_decides_about_unicode(environment: dict[str, str], encoding: str | None, expected: bool) -> None:
+    assert shows_unicode(environment, encoding) is expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (3599, "59 min"), (3600, "1 h 00 min"), (90_000, "1 d 1 h")],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+def test_sizes_and_quantities() -> None:
+    assert [size(10), size(2048), size(3 * 2**40)] == ["10 B", "2.0 KiB", "3.0 TiB"]
+    assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == ["950", "47.8 M", "97.8 B", "366.0 T"]

@@ -1,0 +1,115 @@
+"""Running one of Slurm's commands: with a time-out, and with an environment that does not bend its answers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tr11ops.cluster.base import SchedulerUnreachable
+
+# a person's defaults for the site, which a submission may take from the environment
+_SITE_DEFAULTS = {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"}
+_KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
+_SLURM = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL|SRUN|SALLOC)_")
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command left behind; `returncode` is None when it was stopped at the awaited words."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+class CommandRunner(Protocol):
+    """Runs one command to its end. Raises SchedulerUnreachable when it cannot start or takes too long."""
+
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        standard_input: str,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        until: str | None = None,
+    ) -> CommandResult:
+        """Run `arguments` with exactly this environment; with `until`, stop it when its stderr says that."""
+
+
+def run_command(
+    arguments: Sequence[str],
+    *,
+    standard_input: str,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    until: str | None = None,
+) -> CommandResult:
+    """The real runner: a child process, killed when its time is over."""
+    try:
+        process = subprocess.Popen(
+            list(arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise SchedulerUnreachable(
+            f"{arguments[0]} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
+        ) from error
+    with process:
+        if until is not None:
+            return _run_until(process, until, timeout_seconds)
+        try:
+            stdout, stderr = process.communicate(standard_input, timeout=timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise _too_slow(arguments[0], timeout_seconds) from error
+        return CommandResult(process.returncode, stdout, stderr)
+
+
+def _run_until(process: subprocess.Popen[str], words: str, timeout_seconds: float) -> CommandResult:
+    """Read stderr line by line; for commands whose stdout is small."""
+    assert process.stderr is not None and process.stdout is not None
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        process.kill()
+
+    timer = threading.Timer(timeout_seconds, expire)
+    timer.start()
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if words in line:
+                process.kill()
+                return CommandResult(None, "", said)
+        stdout = process.stdout.read()
+        process.wait()
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise _too_slow(str(process.args[0]), timeout_seconds)  # type: ignore[index]
+    return CommandResult(process.returncode, stdout, said)
+
+
+def _too_slow(command: str, seconds: float) -> SchedulerUnreachable:
+    return SchedulerUnreachable(f"{command} did not answer within {seconds:g} s")
+
+
+def client_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` without what would bend Slurm's answers: the variables of a surrounding job and of a person's habits.
+
+    SQUEUE_STATES would hide jobs, SCANCEL_INTERACTIVE would wait for an answer, SLURM_NTASKS of a surrounding job
+    would reach the submitted one.
+    """
+    return {key: value for key, value in base.items() if not _SLURM.match(key) or key in _KEPT}
