@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from trainer.data.blend import build_blend
+from trainer.data.blend import build_blend, normalised
 from trainer.data.corpus import build_corpus
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
@@ -136,7 +136,8 @@ def measure_writing(folder: Path, peer: types.SimpleNamespace | None) -> None:
             (folder / f"written.{end}").read_bytes() == (folder / f"theirs.{end}").read_bytes()
             for end in ("bin", "idx")
         )
-        line = f"megatron-core {count * 2048 / peer_seconds / 1e6:,.1f}; ratio {peer_seconds / seconds:.2f}; files equal {same}"
+        rate = count * 2048 / peer_seconds / 1e6
+        line = f"megatron-core {rate:,.1f}; ratio {peer_seconds / seconds:.2f}; files equal {same}"
     say("write a pair, flushed to disk, M tokens/s", f"{count * 2048 / seconds / 1e6:,.1f}", line)
 
 
@@ -201,8 +202,8 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
         seconds, (sets, numbers) = timed(lambda given=weights: build_blend(given, samples), repeats=1)
         line = ""
         if peer is not None:
-            shares = np.array(weights, dtype=np.float64)
-            shares /= sum(weights)
+            shares = np.array(normalised(weights))
+            shares /= np.sum(shares)
             their_sets, their_numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
 
             def theirs(out: Any = (their_sets, their_numbers), shares: np.ndarray = shares) -> None:
@@ -229,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--min-bytes", type=int, default=20_000_000)
     parser.add_argument("--documents", type=int, default=2_000_000)
-    parser.add_argument("--blend-samples", type=int, default=1_000_000)
+    parser.add_argument("--blend-samples", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     peer = megatron()

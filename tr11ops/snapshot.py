@@ -163,7 +163,8 @@ class Snapshot:
     def _unknowns(self) -> Iterator[str]:
         causes: dict[str, list[str]] = {}
         for name in (
-            "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
+            "jobs", "nodes", "steps", "heartbeats", "attempts",
+            "checkpoints", "kill_switch", "exclusions", "submissions",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
-from tr11ops.evidence import cause, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.evidence import cause, observed, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.launch.facts import foreground_trainings
 from tr11ops.launch.queue import own_jobs
 from tr11ops.runcard import RunCard
@@ -48,7 +48,7 @@ def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str
         running=tuple(job for job in ours if job.state.is_active),
         queued=queued,
         queued_tasks=sum(max(1, len(job.pending_tasks)) for job in queued),
-        foreground=foreground_trainings(directory),
+        foreground=known(observed(lambda: foreground_trainings(directory)), ()),
         iteration=steps[-1].record.iteration if steps else None,
         checkpoint=newest.step if newest else None,
         doubt=doubt,

@@ -347,8 +347,8 @@ def now() -> float:
 
 
 def host_name() -> str:
-    """This node's name: Slurm's own name for it where one machine plays many nodes."""
-    return os.environ.get("SLURMD_NODENAME") or os.environ.get("TR11_NODE_NAME") or socket.gethostname()
+    """This node's name; the scheduler's own name for it where one machine plays many nodes."""
+    return os.environ.get("TR11_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 # ----------------------------------------------------------------------------- checkpoint manifest

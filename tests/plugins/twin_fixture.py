@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.machine import find_programs, search_path
 from tr11ops.twin.plan import TwinError, TwinPlan
-from tr11ops.twin.twin import Twin, find_programs, search_path
+from tr11ops.twin.twin import Twin
 
 
 def require_slurm() -> None:

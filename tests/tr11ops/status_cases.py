@@ -18,14 +18,24 @@ DAY = 86400.0
 
 def record(iteration: int = 31219, **changes: Any) -> StepRecord:
     values: dict[str, Any] = {
-        "iteration": iteration, "total_iterations": 115311, "consumed_samples": 2048 * iteration,
-        "consumed_tokens": 2048 * 2048 * iteration, "seconds_per_iteration": 105.0, "learning_rate": 5.7e-5,
-        "global_batch_size": 2048, "lm_loss": 2.3, "grad_norm": 0.17, "samples_per_second": 19.5, "tflops": 149.5,
-    }  # fmt: skip
+        "iteration": iteration,
+        "total_iterations": 115311,
+        "consumed_samples": 2048 * iteration,
+        "consumed_tokens": 2048 * 2048 * iteration,
+        "seconds_per_iteration": 105.0,
+        "learning_rate": 5.7e-5,
+        "global_batch_size": 2048,
+        "lm_loss": 2.3,
+        "grad_norm": 0.17,
+        "samples_per_second": 19.5,
+        "tflops": 149.5,
+    }
     return StepRecord(**{**values, **changes})
 
 
-def steps(count: int = 60, last: int = 31219, job_id: str = "1007", age: float = 30.0, pace: float = 105.0) -> tuple[Step, ...]:
+def steps(
+    count: int = 60, last: int = 31219, job_id: str = "1007", age: float = 30.0, pace: float = 105.0
+) -> tuple[Step, ...]:
     return tuple(
         Step(
             record(last - back, lm_loss=2.3 + 0.004 * back + 0.02 * (back % 3), seconds_per_iteration=pace),
@@ -38,20 +48,38 @@ def steps(count: int = 60, last: int = 31219, job_id: str = "1007", age: float =
 
 def running(**changes: Any) -> Job:
     values: dict[str, Any] = {
-        "job_id": "1000_7", "raw_id": "1007", "array_id": "1000", "task_id": 7, "name": "tr11-176B-ml", "user": "ana",
-        "state": JobState.RUNNING, "nodes": tuple(f"n{number:02d}" for number in range(1, 49)), "node_count": 48,
-        "submit_time": NOW - 9 * DAY, "start_time": NOW - 12 * HOUR, "time_limit_seconds": 360_000,
-    }  # fmt: skip
+        "job_id": "1000_7",
+        "raw_id": "1007",
+        "array_id": "1000",
+        "task_id": 7,
+        "name": "tr11-176B-ml",
+        "user": "ana",
+        "state": JobState.RUNNING,
+        "nodes": tuple(f"n{number:02d}" for number in range(1, 49)),
+        "node_count": 48,
+        "submit_time": NOW - 9 * DAY,
+        "start_time": NOW - 12 * HOUR,
+        "time_limit_seconds": 360_000,
+    }
     return Job(**{**values, **changes})
 
 
 def pending(tasks: tuple[int, ...] = (8, 9, 10), **changes: Any) -> Job:
     shown = f"1000_[{tasks[0]}-{tasks[-1]}%1]" if len(tasks) > 1 else f"1000_{tasks[0]}" if tasks else "1000"
     values: dict[str, Any] = {
-        "job_id": shown, "raw_id": "1000", "array_id": "1000", "task_id": None, "name": "tr11-176B-ml", "user": "ana",
-        "state": JobState.PENDING, "reason": "JobArrayTaskLimit", "node_count": 48, "pending_tasks": tasks,
-        "submit_time": NOW - 9 * DAY, "time_limit_seconds": 360_000,
-    }  # fmt: skip
+        "job_id": shown,
+        "raw_id": "1000",
+        "array_id": "1000",
+        "task_id": None,
+        "name": "tr11-176B-ml",
+        "user": "ana",
+        "state": JobState.PENDING,
+        "reason": "JobArrayTaskLimit",
+        "node_count": 48,
+        "pending_tasks": tasks,
+        "submit_time": NOW - 9 * DAY,
+        "time_limit_seconds": 360_000,
+    }
     return Job(**{**values, **changes})
 
 
@@ -59,15 +87,22 @@ def beats(
     age: float = 20.0, phase: str = "training", iteration: int = 31219, job_id: str = "1007", ranks: int = 4
 ) -> tuple[Heartbeat, ...]:
     return tuple(
-        Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, phase, iteration, NOW - age - rank, job_id) for rank in range(ranks)
+        Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, phase, iteration, NOW - age - rank, job_id)
+        for rank in range(ranks)
     )
 
 
 def ended(job_id: str = "1006", age: float = 12.1 * HOUR, reason: str = "exit-duration", **changes: Any) -> Attempt:
     values: dict[str, Any] = {
-        "reason": reason, "iteration": 30800, "checkpoint_step": 30800, "restart": True, "message": "", "time": NOW - age,
-        "host": "n01", "job_id": job_id,
-    }  # fmt: skip
+        "reason": reason,
+        "iteration": 30800,
+        "checkpoint_step": 30800,
+        "restart": True,
+        "message": "",
+        "time": NOW - age,
+        "host": "n01",
+        "job_id": job_id,
+    }
     marker = EndMarker(**{**values, **changes})
     return Attempt(job_id, marker.time, marker, label=f"1000_{int(job_id) - 1000}")
 
@@ -85,24 +120,40 @@ def checkpoints(step: int = 31200, age: float = 2000.0, **changes: Any) -> Check
 def snapshot(**changes: Any) -> Snapshot:
     """A healthy moment of a large run; each test changes what it is about."""
     facts = RunFacts(
-        name="tr11-176B-ml", variant="main", directory=Path("/scratch/tr11"), kill_switch=Path("/scratch/tr11/kill-switch"),
-        nodes=48, total_iterations=115311, checkpoint_interval=100, task_seconds=359_400.0,
-    )  # fmt: skip
+        name="tr11-176B-ml",
+        variant="main",
+        directory=Path("/scratch/tr11"),
+        kill_switch=Path("/scratch/tr11/kill-switch"),
+        nodes=48,
+        total_iterations=115311,
+        checkpoint_interval=100,
+        task_seconds=359_400.0,
+    )
     values: dict[str, Any] = {
-        "time": NOW, "run": facts, "scheduler": "slurm", "jobs": (running(), pending()),
+        "time": NOW,
+        "run": facts,
+        "scheduler": "slurm",
+        "jobs": (running(), pending()),
         "nodes": tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 49)),
-        "steps": steps(), "heartbeats": beats(), "attempts": (Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()),
-        "checkpoints": checkpoints(), "kill_switch": None, "exclusions": (), "submissions": (),
-    }  # fmt: skip
+        "steps": steps(),
+        "heartbeats": beats(),
+        "attempts": (Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()),
+        "checkpoints": checkpoints(),
+        "kill_switch": None,
+        "exclusions": (),
+        "submissions": (),
+    }
     return Snapshot(**{**values, **changes})
 
 
 def idle(**changes: Any) -> Snapshot:
     """The same run with nothing running and nothing queued, a day after its last attempt."""
     values: dict[str, Any] = {
-        "jobs": (), "steps": steps(age=DAY), "heartbeats": beats(age=DAY, phase="ended"),
+        "jobs": (),
+        "steps": steps(age=DAY),
+        "heartbeats": beats(age=DAY, phase="ended"),
         "attempts": (ended("1007", age=DAY),),
-    }  # fmt: skip
+    }
     return snapshot(**{**values, **changes})
 
 

@@ -77,19 +77,26 @@ def fill(directory: RunDirectory) -> Submission:
         write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "n01", 5, "training", 319, NOW - 40 - rank, "1002"))
     marker = EndMarker("exit-duration", 300, 300, True, "", NOW - 4000, "n01", "1001")
     save_marker(paths, marker)
-    write_json(paths.attempt("1002") / "attempt.json", {"array_id": "1000", "task_id": 2, "start": NOW - 3000, "nodes": ["n01"]})
+    write_json(
+        paths.attempt("1002") / "attempt.json",
+        {"array_id": "1000", "task_id": 2, "start": NOW - 3000, "nodes": ["n01"]},
+    )
     for step in (100, 200, 300):
         save_checkpoint(paths, step, NOW - 4000)
-    write_json(directory.exclusions, {"exclusions": [{"node": "n07", "why": "Xid 79", "owner": "ana", "until": NOW + 9}]})
+    write_json(
+        directory.exclusions, {"exclusions": [{"node": "n07", "why": "Xid 79", "owner": "ana", "until": NOW + 9}]}
+    )
     return submission(directory)
 
 
 def test_a_whole_run_directory(directory: RunDirectory) -> None:
     tag = fill(directory).tag
-    scheduler = Answers((
-        running(job_id="1000_2", raw_id="1002", comment=directory.comment(tag)),
-        pending((3, 4), comment=directory.comment(tag), excluded=("n08",)),
-    ))  # fmt: skip
+    scheduler = Answers(
+        (
+            running(job_id="1000_2", raw_id="1002", comment=directory.comment(tag)),
+            pending((3, 4), comment=directory.comment(tag), excluded=("n08",)),
+        )
+    )
     seen = look(directory, scheduler)
     assert scheduler.calls == ["jobs", "nodes"]
     assert seen.unknowns() == ()
@@ -101,7 +108,10 @@ def test_a_whole_run_directory(directory: RunDirectory) -> None:
     assert seen.checkpoints.steps == (100, 200, 300)
     assert [entry.step for entry in seen.checkpoints.examined] == [300], "older ones are not touched"
     assert seen.checkpoints.newest_sound.verified == "sizes"
-    assert [(entry.node, entry.why) for entry in seen.exclusions] == [("n07", "Xid 79"), ("n08", "excluded by job 1000_[3-4%1]")]
+    assert [(entry.node, entry.why) for entry in seen.exclusions] == [
+        ("n07", "Xid 79"),
+        ("n08", "excluded by job 1000_[3-4%1]"),
+    ]
     assert seen.kill_switch is None
     assert judge(seen, detect_all(seen)).word is Word.HEALTHY
 
@@ -127,7 +137,9 @@ def test_an_empty_run_directory_is_down_and_a_missing_one_unknown(directory: Run
         (OSError(24, "Too many open files"), "Too many open files"),
     ],
 )
-def test_a_silent_scheduler_is_asked_once_and_is_unknown(directory: RunDirectory, failure: Exception, part: str) -> None:
+def test_a_silent_scheduler_is_asked_once_and_is_unknown(
+    directory: RunDirectory, failure: Exception, part: str
+) -> None:
     fill(directory)
     scheduler = Answers(failure=failure)
     seen = look(directory, scheduler)
@@ -172,7 +184,9 @@ def test_damaged_files_are_unknown_and_the_rest_is_read(directory: RunDirectory)
     fill(directory)
     paths = directory.paths
     paths.heartbeat(2).write_text('{"rank": 2, "ho')
-    paths.heartbeat(3).write_text(json.dumps({**json.loads(paths.heartbeat(1).read_text()), "rank": 3, "time": "yesterday"}))
+    paths.heartbeat(3).write_text(
+        json.dumps({**json.loads(paths.heartbeat(1).read_text()), "rank": 3, "time": "yesterday"})
+    )
     (paths.heartbeats / ".4.json.77").write_text("a heartbeat being written")
     paths.end_marker("1001").write_bytes(b"\xff\xfe\x00")
     paths.latest.write_text("the last one")
@@ -187,7 +201,14 @@ def test_damaged_files_are_unknown_and_the_rest_is_read(directory: RunDirectory)
     assert isinstance(seen.checkpoints.latest, Unknown)
     assert len(seen.submissions) == 1
     told = "\n".join(seen.unknowns())
-    for part in ("heartbeat 2.json", "heartbeat 3.json", "end of attempt 1001", "latest", "exclusions", f"submission {broken.parent.name}"):
+    for part in (
+        "heartbeat 2.json",
+        "heartbeat 3.json",
+        "end of attempt 1001",
+        "latest",
+        "exclusions",
+        f"submission {broken.parent.name}",
+    ):
         assert part in told
     assert "\n\n" not in told
 
@@ -221,7 +242,11 @@ def test_a_checkpoint_cut_short_is_not_the_last_one(directory: RunDirectory) -> 
     (paths.checkpoint(10) / "weights" / "part.bin").write_bytes(b"short")
     paths.checkpoint(1000).mkdir()
     seen = look(directory, Answers())
-    assert [(entry.step, entry.is_sound) for entry in seen.checkpoints.examined] == [(1000, False), (10, False), (9, True)]
+    assert [(entry.step, entry.is_sound) for entry in seen.checkpoints.examined] == [
+        (1000, False),
+        (10, False),
+        (9, True),
+    ]
     assert seen.checkpoints.newest_sound.step == 9
 
 
@@ -236,7 +261,12 @@ def test_digests_are_read_only_when_asked(directory: RunDirectory) -> None:
 
 @pytest.mark.parametrize(
     ("content", "who", "why"),
-    [('{"who": "ben", "why": "new data", "time": 5}', "ben", "new data"), ("", "", ""), ("stop!", "", ""), ("[1]", "", "")],
+    [
+        ('{"who": "ben", "why": "new data", "time": 5}', "ben", "new data"),
+        ("", "", ""),
+        ("stop!", "", ""),
+        ("[1]", "", ""),
+    ],
 )
 def test_the_kill_switch_counts_whatever_it_holds(tmp_path: Path, content: str, who: str, why: str) -> None:
     path = tmp_path / "switch"
@@ -289,9 +319,16 @@ def local(tmp_path: Path) -> Iterator[LocalScheduler]:
 def test_the_embedded_scheduler_with_nine_thousand_queued_tasks(directory: RunDirectory, local: LocalScheduler) -> None:
     def request(name: str, comment: str, array: str) -> BatchRequest:
         return BatchRequest(
-            script="#!/bin/bash\nsleep 60\n", name=name, nodes=1, time_limit_seconds=600, output="%x-%j.out",
-            working_directory=directory.root, array=array, comment=comment, hold=True,
-        )  # fmt: skip
+            script="#!/bin/bash\nsleep 60\n",
+            name=name,
+            nodes=1,
+            time_limit_seconds=600,
+            output="%x-%j.out",
+            working_directory=directory.root,
+            array=array,
+            comment=comment,
+            hold=True,
+        )
 
     record = submission(directory)
     job_id = local.submit(request("tr11-176B-ml", directory.comment(record.tag), "1-9000%1"))

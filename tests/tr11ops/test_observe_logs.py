@@ -65,7 +65,7 @@ finite = st.floats(0, 1e6, allow_nan=False)
     seconds=finite,
     prefix=st.sampled_from(["", "[default7]:", "7: "]),
 )
-def test_what_is_written_is_read_back(
+def test_what_is_written_is_read_back(  # noqa: PLR0917  # hypothesis calls it by name
     iteration: int, samples: int, loss: float, norm: float | None, seconds: float, prefix: str
 ) -> None:
     """Reading gives the values as printed: printing what was read gives the very same line."""
@@ -166,7 +166,9 @@ def test_a_log_of_two_gigabytes_costs_little_memory(paths: RunPaths, name: str) 
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30), st.integers(1, 400))
-def test_tails_are_whole_lines_of_the_file(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int) -> None:
+def test_tails_are_whole_lines_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int
+) -> None:
     path = tmp_path_factory.mktemp("tail") / "log"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + b"unfinished")
     found, complete = tail_lines(path, size)

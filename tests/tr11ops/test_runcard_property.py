@@ -18,7 +18,10 @@ from trainer.config import CardError, Section
 
 SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
 QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

@@ -35,19 +35,34 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
     "last-task-80": (snapshot(jobs=(running(),)), 80, True),
     "stalled-80": (snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)), 80, True),
     "zombie-80-ascii": (snapshot(nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),)), 80, False),
-    "down-80": (idle(attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL error"), ended())), 80, True),
+    "down-80": (
+        idle(attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL error"), ended())),
+        80,
+        True,
+    ),
     "stopped-80": (
-        idle(jobs=(pending(),), kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ben", NOW - 600, "new data")), 80, True,
+        idle(
+            jobs=(pending(),), kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ben", NOW - 600, "new data")
+        ),
+        80,
+        True,
     ),
     "scheduler-away-80": (snapshot(jobs=AWAY, nodes=AWAY), 80, True),
     "nothing-launched-80": (idle(steps=(), attempts=(), heartbeats=()), 80, True),
     "blind-60-ascii": (
-        dataclasses.replace(snapshot(), jobs=Unknown("no answer"), nodes=Unknown("no answer"), **dict.fromkeys(
-            ("steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"),
-            Unknown("/scratch/tr11 is not there"),
-        )), 60, False,
+        dataclasses.replace(
+            snapshot(),
+            jobs=Unknown("no answer"),
+            nodes=Unknown("no answer"),
+            **dict.fromkeys(
+                ("steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"),
+                Unknown("/scratch/tr11 is not there"),
+            ),
+        ),
+        60,
+        False,
     ),
-}  # fmt: skip
+}
 
 
 def drawn(given: Snapshot, width: int, unicode: bool) -> str:
@@ -95,10 +110,27 @@ def test_hostile_texts_reach_no_terminal() -> None:
 
 # ----------------------------------------------------------------------------- JSON
 KEYS = {
-    "schema", "run", "verdict", "jobs", "nodes", "iteration", "total_iterations", "loss", "seconds_per_iteration", "tflops",
-    "consumed_samples", "consumed_tokens", "eta", "last_checkpoint", "kill_switch", "exclusions", "unknown", "findings", "why",
+    "schema",
+    "run",
+    "verdict",
+    "jobs",
+    "nodes",
+    "iteration",
+    "total_iterations",
+    "loss",
+    "seconds_per_iteration",
+    "tflops",
+    "consumed_samples",
+    "consumed_tokens",
+    "eta",
+    "last_checkpoint",
+    "kill_switch",
+    "exclusions",
+    "unknown",
+    "findings",
+    "why",
     "exit_code",
-}  # fmt: skip
+}
 
 
 def document(given: Snapshot) -> dict[str, object]:
@@ -120,12 +152,24 @@ def test_the_document_of_a_healthy_run() -> None:
     assert (result["verdict"], result["exit_code"], result["iteration"], result["unknown"]) == ("healthy", 0, 31219, [])
     assert result["eta"] == "2022-08-11T16:41:00+00:00"
     assert result["last_checkpoint"] == {
-        "step": 31200, "age_seconds": 2000.0, "verified": "sizes", "bytes": 2_463_000_000_000, "latest": 31200, "count": 3,
-    }  # fmt: skip
-    assert result["kill_switch"] == {"set": False, "path": "/scratch/tr11/kill-switch", "who": None, "time": None, "why": None}
+        "step": 31200,
+        "age_seconds": 2000.0,
+        "verified": "sizes",
+        "bytes": 2_463_000_000_000,
+        "latest": 31200,
+        "count": 3,
+    }
+    assert result["kill_switch"] == {
+        "set": False,
+        "path": "/scratch/tr11/kill-switch",
+        "who": None,
+        "time": None,
+        "why": None,
+    }
     assert [(job["id"], job["state"], job["tasks"]) for job in result["jobs"]] == [  # type: ignore[attr-defined]
-        ("1000_7", "RUNNING", 1), ("1000_[8-10%1]", "PENDING", 3),
-    ]  # fmt: skip
+        ("1000_7", "RUNNING", 1),
+        ("1000_[8-10%1]", "PENDING", 3),
+    ]
 
 
 def test_unknown_is_null_with_a_reason_and_absent_is_not() -> None:
@@ -203,7 +247,15 @@ def test_the_locale_decides_about_unicode(environment: dict[str, str], encoding:
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (3599, "59 min"), (3600, "1 h 00 min"), (90_000, "1 d 1 h")],
+    [
+        (-5, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (3599, "59 min"),
+        (3600, "1 h 00 min"),
+        (90_000, "1 d 1 h"),
+    ],
 )
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
@@ -211,4 +263,9 @@ def test_durations(seconds: float, expected: str) -> None:
 
 def test_sizes_and_quantities() -> None:
     assert [size(10), size(2048), size(3 * 2**40)] == ["10 B", "2.0 KiB", "3.0 TiB"]
-    assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == ["950", "47.8 M", "97.8 B", "366.0 T"]
+    assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == [
+        "950",
+        "47.8 M",
+        "97.8 B",
+        "366.0 T",
+    ]

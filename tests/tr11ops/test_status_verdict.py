@@ -39,36 +39,100 @@ def verdict(given: Snapshot) -> Verdict:
 
 # name, snapshot, word, a part of the sentence
 TABLE: list[tuple[str, Snapshot, Word, str]] = [
-    ("trains", snapshot(), Word.HEALTHY, "job 1000_7 on 48 nodes: training at iteration 31219, last sign of life 20 s ago"),
+    (
+        "trains",
+        snapshot(),
+        Word.HEALTHY,
+        "job 1000_7 on 48 nodes: training at iteration 31219, last sign of life 20 s ago",
+    ),
     ("saves", snapshot(heartbeats=beats(phase="saving", age=900)), Word.HEALTHY, "saving"),
     ("loads", snapshot(heartbeats=beats(phase="loading")), Word.STARTING, "loading"),
-    ("gets nodes", snapshot(jobs=(running(state=JobState.CONFIGURING),), heartbeats=(), steps=()), Word.STARTING, "gets its nodes"),
-    ("no sign yet", snapshot(jobs=(running(start_time=NOW - 90),), heartbeats=(), steps=()), Word.STARTING, "started 1 min 30 s ago"),
+    (
+        "gets nodes",
+        snapshot(jobs=(running(state=JobState.CONFIGURING),), heartbeats=(), steps=()),
+        Word.STARTING,
+        "gets its nodes",
+    ),
+    (
+        "no sign yet",
+        snapshot(jobs=(running(start_time=NOW - 90),), heartbeats=(), steps=()),
+        Word.STARTING,
+        "started 1 min 30 s ago",
+    ),
     ("no sign for long", snapshot(heartbeats=(), steps=()), Word.STALLED, "held its nodes for 12 h 00 min"),
-    ("hangs", snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)), Word.STALLED, "no sign of life for 1 h 00 min"),
+    (
+        "hangs",
+        snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)),
+        Word.STALLED,
+        "no sign of life for 1 h 00 min",
+    ),
     ("zombie", snapshot(nodes=(Node("n01", frozenset({"down"})),)), Word.STALLED, "which ran its batch script"),
     ("a spare node down", snapshot(nodes=(Node("n09", frozenset({"down"})),)), Word.HEALTHY, "training"),
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), Word.STALLED, "suspended"),
     ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), Word.STALLED, "2 jobs"),
-    ("stays after its end", snapshot(attempts=(ended("1007", HOUR),), heartbeats=beats(HOUR, "ended")), Word.STALLED, "still holds"),
-    ("leaves, next one waits", snapshot(attempts=(ended("1007", 5.0),), heartbeats=beats(5.0, "ended")), Word.QUEUED, "comes next"),
-    ("leaves, nothing waits", snapshot(jobs=(running(state=JobState.COMPLETING),)), Word.DOWN, "nothing is queued behind"),
-    ("leaves, finished", snapshot(attempts=(FINISHED,), heartbeats=beats(70.0, "ended")), Word.FINISHED, "leaving its nodes"),
-    ("leaves, stopped", snapshot(attempts=(ended("1007", 5.0, "kill-switch"),), heartbeats=beats(9.0, "ending"), kill_switch=SWITCH),
-     Word.STOPPED, "the kill switch was set by ben (new data); job 1000_7 is leaving"),
+    (
+        "stays after its end",
+        snapshot(attempts=(ended("1007", HOUR),), heartbeats=beats(HOUR, "ended")),
+        Word.STALLED,
+        "still holds",
+    ),
+    (
+        "leaves, next one waits",
+        snapshot(attempts=(ended("1007", 5.0),), heartbeats=beats(5.0, "ended")),
+        Word.QUEUED,
+        "comes next",
+    ),
+    (
+        "leaves, nothing waits",
+        snapshot(jobs=(running(state=JobState.COMPLETING),)),
+        Word.DOWN,
+        "nothing is queued behind",
+    ),
+    (
+        "leaves, finished",
+        snapshot(attempts=(FINISHED,), heartbeats=beats(70.0, "ended")),
+        Word.FINISHED,
+        "leaving its nodes",
+    ),
+    (
+        "leaves, stopped",
+        snapshot(attempts=(ended("1007", 5.0, "kill-switch"),), heartbeats=beats(9.0, "ending"), kill_switch=SWITCH),
+        Word.STOPPED,
+        "the kill switch was set by ben (new data); job 1000_7 is leaving",
+    ),
     ("is being stopped", snapshot(kill_switch=SWITCH), Word.STOPPED, "is saving and leaving"),
-    ("ignores the switch", snapshot(kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)), Word.STALLED, "still runs"),
+    (
+        "ignores the switch",
+        snapshot(kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)),
+        Word.STALLED,
+        "still runs",
+    ),
     ("runs, cannot be seen", snapshot(heartbeats=Unknown("no rights"), steps=()), Word.UNKNOWN, "no rights"),
-    ("runs, start not known", snapshot(jobs=(running(start_time=None),), heartbeats=(), steps=()), Word.UNKNOWN, "not known"),
+    (
+        "runs, start not known",
+        snapshot(jobs=(running(start_time=None),), heartbeats=(), steps=()),
+        Word.UNKNOWN,
+        "not known",
+    ),
     ("queued", idle(jobs=(pending(),)), Word.QUEUED, "job 1000_[8-10%1] (3 tasks) waits: JobArrayTaskLimit"),
     ("held", idle(jobs=(pending(reason="JobHeldUser"),)), Word.DOWN, "JobHeldUser"),
     ("dead chain", idle(jobs=(pending(reason="DependencyNeverSatisfied"),)), Word.DOWN, "DependencyNeverSatisfied"),
-    ("one held, one waits", idle(jobs=(pending(reason="JobHeldUser"), pending((), reason="Priority"))), Word.QUEUED, "Priority"),
+    (
+        "one held, one waits",
+        idle(jobs=(pending(reason="JobHeldUser"), pending((), reason="Priority"))),
+        Word.QUEUED,
+        "Priority",
+    ),
     ("queued but stopped", idle(jobs=(pending(),), kill_switch=SWITCH), Word.STOPPED, "will leave at once"),
     ("queued but finished", idle(jobs=(pending(),), attempts=(FINISHED,)), Word.FINISHED, "still queued"),
     ("queued after a refusal", idle(jobs=(pending(),), attempts=(REFUSED,)), Word.DOWN, "data.prefixes: no such file"),
     ("queued since a refusal", idle(jobs=(pending(submit_time=NOW),), attempts=(REFUSED,)), Word.QUEUED, "waits"),
-    ("down", idle(), Word.DOWN, "nothing runs and nothing is queued; the last word was exit-duration at iteration 30800"),
+    (
+        "down",
+        idle(),
+        Word.DOWN,
+        "nothing runs and nothing is queued; the last word was exit-duration at iteration 30800",
+    ),
     ("down, no word", idle(attempts=(wordless("1007"),)), Word.DOWN, "nothing runs and nothing is queued"),
     ("never launched", idle(attempts=(), steps=(), heartbeats=()), Word.DOWN, "nothing was launched yet"),
     ("finished", idle(attempts=(FINISHED,)), Word.FINISHED, "finished at iteration"),
@@ -76,14 +140,34 @@ TABLE: list[tuple[str, Snapshot, Word, str]] = [
     ("stopped by nobody known", idle(kill_switch=KillSwitch(SWITCH.path)), Word.STOPPED, "was set by someone"),
     ("nothing, and blind", idle(attempts=Unknown("no rights")), Word.UNKNOWN, "finished, stopped or down? no rights"),
     ("nothing, switch unseen", idle(kill_switch=Unknown("no rights")), Word.UNKNOWN, "no rights"),
-    ("in the foreground", idle(heartbeats=beats(job_id="foreground-9")), Word.HEALTHY, "outside the scheduler, as foreground-9"),
-    ("scheduler away, alive", snapshot(jobs=AWAY, nodes=AWAY), Word.HEALTHY, "scheduler unreachable: squeue did not answer"),
-    ("scheduler away, starts", snapshot(jobs=AWAY, heartbeats=beats(phase="starting")), Word.STARTING, "scheduler unreachable"),
+    (
+        "in the foreground",
+        idle(heartbeats=beats(job_id="foreground-9")),
+        Word.HEALTHY,
+        "outside the scheduler, as foreground-9",
+    ),
+    (
+        "scheduler away, alive",
+        snapshot(jobs=AWAY, nodes=AWAY),
+        Word.HEALTHY,
+        "scheduler unreachable: squeue did not answer",
+    ),
+    (
+        "scheduler away, starts",
+        snapshot(jobs=AWAY, heartbeats=beats(phase="starting")),
+        Word.STARTING,
+        "scheduler unreachable",
+    ),
     ("scheduler away, silent", idle(jobs=AWAY), Word.UNKNOWN, "last sign of life 1 d 0 h ago"),
-    ("scheduler away, ended", snapshot(jobs=AWAY, attempts=(ended("1007", 5.0),)), Word.UNKNOWN, "scheduler unreachable"),
+    (
+        "scheduler away, ended",
+        snapshot(jobs=AWAY, attempts=(ended("1007", 5.0),)),
+        Word.UNKNOWN,
+        "scheduler unreachable",
+    ),
     ("scheduler away, finished", idle(jobs=AWAY, attempts=(FINISHED,)), Word.FINISHED, "scheduler unreachable"),
     ("scheduler away, no life", idle(jobs=AWAY, heartbeats=()), Word.UNKNOWN, "no sign of life to go by"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given_snapshot", "word", "part"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
@@ -98,7 +182,16 @@ def test_every_word_is_said_in_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("word", "code"),
-    [("healthy", 0), ("starting", 0), ("queued", 0), ("finished", 0), ("stopped", 0), ("stalled", 1), ("down", 1), ("unknown", 3)],
+    [
+        ("healthy", 0),
+        ("starting", 0),
+        ("queued", 0),
+        ("finished", 0),
+        ("stopped", 0),
+        ("stalled", 1),
+        ("down", 1),
+        ("unknown", 3),
+    ],
 )
 def test_exit_codes(word: str, code: int) -> None:
     assert Verdict(Word(word), "").exit_code == code
@@ -107,7 +200,11 @@ def test_exit_codes(word: str, code: int) -> None:
 FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"]
 
 
-@given(base=st.sampled_from([row[1] for row in TABLE]), hidden=st.sets(st.sampled_from(FIELDS)), later=st.floats(-DAY, 30 * DAY))
+@given(
+    base=st.sampled_from([row[1] for row in TABLE]),
+    hidden=st.sets(st.sampled_from(FIELDS)),
+    later=st.floats(-DAY, 30 * DAY),
+)
 def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(base: Snapshot, hidden: set[str], later: float) -> None:
     """What is hidden may turn any verdict into another, but with everything hidden only `unknown` is left."""
     seen = dataclasses.replace(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))

@@ -32,7 +32,7 @@ CLUSTERS = ("slurm", "local", "auto")
 def status(  # noqa: PLR0917  # options of a command line: typer calls it by name
     seconds: Annotated[
         float | None,
-        typer.Argument(metavar="[SECONDS]", show_default=False, help="With --watch: seconds between two looks [10]."),
+        typer.Argument(metavar="SECONDS", show_default=False, help="With --watch: seconds between two looks [10]."),
     ] = None,
     run: RunOption = None,
     watch: Annotated[

@@ -19,7 +19,6 @@ import psutil
 from tr11ops.cluster.base import (
     BatchRequest,
     Job,
-    JobState,
     Node,
     Partition,
     SchedulerError,
@@ -34,11 +33,10 @@ from tr11ops.cluster.local_records import (
     Submission,
     TaskRecord,
     WaitingTask,
-    find_job,
-    submission_jobs,
 )
 from tr11ops.cluster.local_recovery import launch_supervisor, recover
 from tr11ops.cluster.local_rules import (
+    JobReference,
     parse_array,
     parse_dependency,
     parse_job_id,
@@ -46,6 +44,7 @@ from tr11ops.cluster.local_rules import (
     request_fault,
 )
 from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
+from tr11ops.cluster.local_view import find_job, submission_jobs
 
 START_PATIENCE_SECONDS = 10.0
 
@@ -146,16 +145,18 @@ class LocalScheduler:
     def job(self, job_id: str) -> Job | None:
         """One job or array task by id (`12`, `12_3`, or a task's own number); None if it is not known.
 
-        For an array's id: its waiting tasks, else its newest task.
+        For several tasks or a whole array: its waiting tasks, else its newest task. Raises SchedulerError for an id
+        that no job can have.
         """
         recover(self.store)
-        try:
-            submission, task_id = self._resolve(job_id)
-        except SchedulerError:
+        found = self._find(parse_job_id(job_id))
+        if found is None:
             return None
+        submission, reference = found
         if submission.is_over and submission.end_time < time.time() - self.store.settings().keep_seconds:
             return None
-        return find_job(submission, task_id)
+        one_task = next(iter(reference.tasks)) if reference.tasks is not None and len(reference.tasks) == 1 else None
+        return find_job(submission, one_task)
 
     def nodes(self) -> tuple[Node, ...]:
         """The simulated nodes; each shows the whole machine's processors and memory."""
@@ -182,22 +183,23 @@ class LocalScheduler:
 
     # ------------------------------------------------------------------------- steering
     def cancel(self, job_id: str) -> None:
-        """Cancel a job, an array, or one task (`ID_k`). What has ended already stays as it is."""
+        """Cancel a job, an array, or one task (`ID_k`). What has ended, or was never there, stays as it is."""
 
-        def change(submission: Submission, task_id: int | None) -> Submission:
-            dropped = tuple(task.task_id for task in submission.waiting if task_id in {None, task.task_id})
-            tasks = tuple(
-                replace(task, cancel=True) if not task.state.is_final and task_id in {None, task.task_id} else task
-                for task in submission.tasks
-            )
+        def change(submission: Submission, reference: JobReference) -> Submission:
+            dropped = tuple(task.task_id for task in submission.waiting if reference.names(task.task_id))
             return replace(
                 submission,
-                tasks=tasks,
-                waiting=tuple(task for task in submission.waiting if task.task_id not in dropped),
+                tasks=tuple(
+                    replace(task, cancel=True) if not task.state.is_final and reference.names(task.task_id) else task
+                    for task in submission.tasks
+                ),
+                waiting=tuple(task for task in submission.waiting if not reference.names(task.task_id)),
                 dropped=(*submission.dropped, Dropped(dropped, time.time())) if dropped else submission.dropped,
             )
 
-        self._change(job_id, change)
+        recover(self.store)
+        if self._find(parse_job_id(job_id)) is not None:
+            self._change(job_id, change)
 
     def hold(self, job_id: str) -> None:
         """Keep the pending job, tasks or task from starting. Raises SchedulerError when nothing is pending."""
@@ -226,8 +228,8 @@ class LocalScheduler:
         except KeyError:
             raise SchedulerError(f"invalid signal {signal_name!r}: use a name such as USR1 or TERM") from None
         recover(self.store)
-        submission, task_id = self._resolve(job_id)
-        tasks = [task for task in submission.running if task_id in {None, task.task_id}]
+        submission, reference = self._resolve(job_id)
+        tasks = [task for task in submission.running if reference.names(task.task_id)]
         if not tasks:
             raise SchedulerError(f"job {job_id} is not running: no process to signal")
         for task in tasks:
@@ -253,33 +255,41 @@ class LocalScheduler:
         raise SchedulerError(f"task {task.raw_id} has not started its batch script yet; try again")
 
     # ------------------------------------------------------------------------- helpers
-    def _resolve(self, job_id: str) -> tuple[Submission, int | None]:
-        """The submission, and the array index if one task is meant. Raises SchedulerError for an unknown id."""
-        number, task_id = parse_job_id(job_id)
-        submission = self.store.load(number)
-        if submission is None and task_id is None:
-            by_number = self.store.find_raw(number)
-            if by_number is not None:
-                return by_number
-        if submission is None or (task_id is not None and find_job(submission, task_id) is None):
-            raise SchedulerError(f"invalid job id {job_id}: no such job is known")
-        return submission, task_id
+    def _find(self, reference: JobReference) -> tuple[Submission, JobReference] | None:
+        """The submission that is meant, and which of its tasks; None if it is not, or no longer, known."""
+        submission = self.store.load(reference.number)
+        if submission is None and reference.tasks is None:
+            by_number = self.store.find_raw(reference.number)
+            if by_number is None:
+                return None
+            submission, task_id = by_number
+            return submission, JobReference(submission.job_id, None if task_id is None else frozenset({task_id}))
+        if submission is None or not any(find_job(submission, task) for task in reference.tasks or {None}):
+            return None
+        return submission, reference
 
-    def _change(self, job_id: str, change: Callable[[Submission, int | None], Submission]) -> None:
+    def _resolve(self, job_id: str) -> tuple[Submission, JobReference]:
+        """As `_find`, by the text of an id. Raises SchedulerError for one that is not known."""
+        found = self._find(parse_job_id(job_id))
+        if found is None:
+            raise SchedulerError(f"invalid job id {job_id}: no such job is known")
+        return found
+
+    def _change(self, job_id: str, change: Callable[[Submission, JobReference], Submission]) -> None:
         recover(self.store)
         with self.store.changing():
-            submission, task_id = self._resolve(job_id)
-            changed = change(submission, task_id)
+            submission, reference = self._resolve(job_id)
+            changed = change(submission, reference)
             if changed != submission:
                 self.store.save(changed)
         self.store.wake(submission.job_id)
         self.store.wake()
 
     def _change_waiting(self, job_id: str, change: Callable[[WaitingTask], WaitingTask]) -> None:
-        def change_all(submission: Submission, task_id: int | None) -> Submission:
-            if not any(task_id in {None, task.task_id} for task in submission.waiting):
+        def change_all(submission: Submission, reference: JobReference) -> Submission:
+            if not any(reference.names(task.task_id) for task in submission.waiting):
                 raise SchedulerError(f"job {job_id} is no longer pending")
-            waiting = tuple(change(task) if task_id in {None, task.task_id} else task for task in submission.waiting)
+            waiting = tuple(change(task) if reference.names(task.task_id) else task for task in submission.waiting)
             return replace(submission, waiting=waiting)
 
         self._change(job_id, change_all)
@@ -290,6 +300,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # no name for this user id, as in some containers
         return str(os.getuid())
-
-
-__all__ = ["JobState", "LocalScheduler", "LocalSettings"]

@@ -1,4 +1,4 @@
-"""What a task of the embedded scheduler is started with: its environment, output file and interpreter."""
+"""What a task of the embedded scheduler is started with: its environment and interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.local_records import PARTITION, Submission, TaskRecord, compress_nodes
+from tr11ops.cluster.hostlist import compress
+from tr11ops.cluster.local_records import PARTITION, Submission, TaskRecord
 
 
 def task_environment(submission: Submission, task: TaskRecord, base: dict[str, str], folder: Path) -> dict[str, str]:
@@ -26,8 +27,8 @@ def task_environment(submission: Submission, task: TaskRecord, base: dict[str, s
         "SLURM_CLUSTER_NAME": "local",
         "SLURM_NNODES": len(task.nodes),
         "SLURM_JOB_NUM_NODES": len(task.nodes),
-        "SLURM_NODELIST": compress_nodes(task.nodes),
-        "SLURM_JOB_NODELIST": compress_nodes(task.nodes),
+        "SLURM_NODELIST": compress(task.nodes),
+        "SLURM_JOB_NODELIST": compress(task.nodes),
         "SLURMD_NODENAME": task.nodes[0],
         "SLURM_SUBMIT_DIR": str(request.working_directory),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
@@ -59,36 +60,6 @@ def submitted_environment(request: BatchRequest, environment: dict[str, str]) ->
         if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or key == "SLURM_CONF"
     }
     return {**inherited, **request.environment}
-
-
-def output_path(submission: Submission, task: TaskRecord) -> Path:
-    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced."""
-    array_task = 4294967294 if task.task_id is None else task.task_id  # what Slurm prints for "no task"
-    values: dict[str, str | int] = {
-        "x": submission.request.name,
-        "j": task.raw_id,
-        "A": submission.job_id,
-        "a": array_task,
-        "N": task.nodes[0],
-        "u": submission.user,
-        "%": "%",
-    }
-    text = submission.request.output
-    result, position = "", 0
-    while position < len(text):
-        end = position + 1
-        if text[position] == "%":
-            while end < len(text) and text[end].isdecimal():
-                end += 1
-        letter = text[end : end + 1]
-        if text[position] != "%" or letter not in values or not letter:
-            result += text[position]
-            position += 1
-            continue
-        width, value = text[position + 1 : end], values[letter]
-        result += str(value).zfill(min(int(width), 10)) if width and isinstance(value, int) else str(value)
-        position = end + 1
-    return submission.request.working_directory / result
 
 
 def interpreter(script: Path) -> list[str]:

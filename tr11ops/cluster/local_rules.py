@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_records import (
     PARTITION,
     LocalSettings,
     Submission,
     TaskRecord,
     WaitingTask,
-    compress_nodes,
 )
 
 LARGEST_ARRAY_INDEX = 99_999
@@ -63,12 +63,24 @@ def parse_array(text: str) -> ArraySpecification:
     return ArraySpecification(tuple(sorted(indices)), int(limit) if percent else None, step if "," not in text else 1)
 
 
-def parse_job_id(text: str) -> tuple[int, int | None]:
-    """`"12"` -> (12, None), `"12_3"` -> (12, 3). Raises SchedulerError for anything else."""
-    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,18}))?", text)
+@dataclass(frozen=True)
+class JobReference:
+    """What a job id names: a job or a whole array (`tasks` is None), or some tasks of an array."""
+
+    number: int
+    tasks: frozenset[int] | None = None
+
+    def names(self, task_id: int | None) -> bool:
+        return self.tasks is None or task_id in self.tasks
+
+
+def parse_job_id(text: str) -> JobReference:
+    """Read `12`, `12_3` or, as waiting tasks are shown, `12_[4-10%1]`. Raises SchedulerError for anything else."""
+    match = re.fullmatch(r"([0-9]{1,18})(?:_(?:([0-9]{1,6})|\[([0-9,:%-]+)\]))?", text)
     if match is None:
-        raise SchedulerError(f"invalid job id {text!r}: a job id is a number, or ARRAY_TASK like 12_3")
-    return int(match[1]), int(match[2]) if match[2] else None
+        raise SchedulerError(f"invalid job id {text!r}: write 12, 12_3 or 12_[4-10]")
+    tasks = match[2] or match[3]
+    return JobReference(int(match[1]), frozenset(parse_array(tasks).indices) if tasks else None)
 
 
 # ----------------------------------------------------------------------------- dependencies
@@ -125,11 +137,11 @@ def parse_dependency(text: str) -> Dependency:
             identifier, plus, minutes = target.partition("+")
             if plus and (kind != "after" or not minutes.isdecimal()):
                 raise fault(f"{target!r}: a delay in whole minutes is for `after` alone")
-            try:
-                job_id, task_id = parse_job_id(identifier)
-            except SchedulerError:
-                raise fault(f"{identifier!r} is not a job id") from None
-            terms.append(DependencyTerm(kind, job_id, task_id, 60 * int(minutes) if plus else 0))
+            match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,6}))?", identifier)
+            if match is None:
+                raise fault(f"{identifier!r} is not a job id")
+            task_id = int(match[2]) if match[2] else None
+            terms.append(DependencyTerm(kind, int(match[1]), task_id, 60 * int(minutes) if plus else 0))
     return Dependency(tuple(terms), "?" in text)
 
 
@@ -233,7 +245,7 @@ def placement_fault(node_count: int, excluded: Collection[str], settings: LocalS
     """Why `node_count` nodes outside `excluded` can never be had; None when they can."""
     unknown = sorted(set(excluded) - set(settings.nodes))
     if unknown:
-        there = compress_nodes(settings.nodes)
+        there = compress(settings.nodes)
         return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {there}"
     if node_count < 1:
         return f"{node_count} nodes asked for: it must be 1 or more"

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.local_environment import interpreter, output_path, task_environment
+from tr11ops.cluster.local_environment import interpreter, task_environment
 from tr11ops.cluster.local_processes import (
     adopt_orphans,
     descendants,
@@ -33,6 +33,7 @@ from tr11ops.cluster.local_recovery import recover, task_variables
 from tr11ops.cluster.local_rules import Verdict, choose_nodes, dependency_verdict, parse_dependency
 from tr11ops.cluster.local_step import Command, Step, start_step
 from tr11ops.cluster.local_store import LocalStore
+from tr11ops.cluster.local_view import output_path
 
 IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
 CLOSE_SECONDS = 0.05  # while a task is being ended
@@ -98,7 +99,7 @@ class Supervisor:
                 elif "error" in message:
                     task.error, task.outcome = message["error"], (1, None)
                 else:
-                    task.outcome = (message.get("code"), message.get("signal"))
+                    task.outcome = (message.get("code", 0), message.get("signal"))
 
     def _enforce(self, submission: Submission, settings: LocalSettings) -> None:
         """Early signal, time limit, cancellation, and the end of what a finished script left behind."""
@@ -266,10 +267,10 @@ def _verdict(task: RunningTask) -> dict[str, object]:
         state, reason = JobState.NODE_FAIL, "KeeperDied"
     elif task.error:
         state, reason = JobState.FAILED, f"the batch script could not start: {task.error}"
-    elif code == 0:
-        state, reason = JobState.COMPLETED, ""
+    elif number is not None:
+        state, reason = JobState.FAILED, f"RaisedSignal:{number}"
     else:
-        state, reason = JobState.FAILED, "NonZeroExitCode" if number is None else "RaisedSignal"
+        state, reason = (JobState.COMPLETED, "") if code == 0 else (JobState.FAILED, "NonZeroExitCode")
     return {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
 
 

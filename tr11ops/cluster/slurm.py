@@ -122,9 +122,10 @@ class SlurmScheduler:
             reply = None
         if isinstance(reply, dict) and not (problem := slurm_json.errors(reply)) and result.returncode == 0:
             return slurm_json.jobs(reply)
-        words = problem if isinstance(reply, dict) and problem else _message(result, "squeue")
-        if _UNREACHABLE.search(words):
-            raise SchedulerUnreachable(words)
+        words = _message(result, "squeue")
+        if isinstance(reply, dict) or _UNREACHABLE.search(words):
+            # squeue writes such replies when the controller is silent, with "unspecified error" at most
+            raise SchedulerUnreachable(f"{words} ({problem})" if isinstance(reply, dict) and problem else words)
         if reply is None and (result.returncode == 0 or _NO_JSON.search(words)):
             return None
         raise SchedulerError(words)
@@ -143,7 +144,7 @@ class SlurmScheduler:
         for job in found:
             if job.task_id == task_number:
                 return job
-            if task_number in job.pending_tasks:
+            if task_number in slurm_text.task_numbers(job.job_id.partition("_")[2]):
                 output = job.output.replace("%a", str(task_number))
                 return replace(job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output)
         return None
@@ -238,12 +239,16 @@ class SlurmScheduler:
         )
 
     def _sbatch(self, mode: str, request: BatchRequest) -> CommandResult:
+        if not request.working_directory.is_dir():
+            # Slurm would take the job, and start it in /tmp
+            raise SchedulerError(f"the working directory {request.working_directory} does not exist: create it first")
         arguments = ["sbatch", mode, *sbatch_arguments(request)]
         return self._runner(
             arguments,
             standard_input=request.script,
             environment=self._environment | request.environment,
             timeout_seconds=self._timeout_seconds,
+            directory=request.working_directory,  # it becomes SLURM_SUBMIT_DIR
         )
 
     def _ask(self, arguments: list[str]) -> str:

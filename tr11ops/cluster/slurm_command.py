@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tr11ops.cluster.base import SchedulerUnreachable
@@ -36,9 +37,10 @@ class CommandRunner(Protocol):
         standard_input: str,
         environment: Mapping[str, str],
         timeout_seconds: float,
+        directory: Path | None = None,
         until: str | None = None,
     ) -> CommandResult:
-        """Run `arguments` with exactly this environment; with `until`, stop it when its stderr says that."""
+        """Run `arguments` with exactly this environment, in `directory`; stop it when its stderr says `until`."""
 
 
 def run_command(
@@ -47,6 +49,7 @@ def run_command(
     standard_input: str,
     environment: Mapping[str, str],
     timeout_seconds: float,
+    directory: Path | None = None,
     until: str | None = None,
 ) -> CommandResult:
     """The real runner: a child process, killed when its time is over."""
@@ -57,6 +60,7 @@ def run_command(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environment),
+            cwd=directory,
             text=True,
             errors="replace",
         )

@@ -90,7 +90,7 @@ def job(value: Mapping[str, Any]) -> Job:
     directory = _text(value.get("current_working_directory"))
     known = {"%": "%", "x": name, "u": user, "A": array_id or raw_id}
     if not array_id:
-        known |= {"j": raw_id}
+        known |= {"j": raw_id, "a": str(_NO_VALUE)}
     elif task_id is not None:
         known |= {"j": raw_id, "a": str(task_id)}
     return Job(
@@ -115,7 +115,7 @@ def job(value: Mapping[str, Any]) -> Job:
         comment=_text(value.get("comment")),
         dependency=_text(value.get("dependency")),
         excluded=_names(value.get("excluded_nodes")),
-        pending_tasks=task_numbers(waiting) if array_id and task_id is None else (),
+        pending_tasks=task_numbers(waiting) if array_id and task_id is None and not state.is_final else (),
         working_directory=directory,
         output=output_path(_text(value.get("standard_output")), directory, known),
     )

@@ -135,7 +135,7 @@ def records(text: str, first_key: str) -> list[dict[str, str]]:
     Values with blanks stand alone on their line, or last on the first (JobName).
     """
     found: list[dict[str, str]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         rest = line.strip()
         if line.startswith(first_key + "="):
             found.append({})
@@ -161,6 +161,8 @@ def job_from_record(record: Mapping[str, str]) -> Job:
     tasks = record.get("ArrayTaskId", "")
     raw_id = record["JobId"]
     array_id = record.get("ArrayJobId")
+    waiting = bool(tasks) and not tasks.isdigit()
+    output = text_value(record.get("StdOut", ""))
     return Job(
         job_id=full_job_id(raw_id, array_id, tasks),
         raw_id=raw_id,
@@ -183,10 +185,10 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         comment=text_value(record.get("Comment", "")),
         dependency=text_value(record.get("Dependency", "")),
         excluded=node_names(record.get("ExcNodeList", "")),
-        pending_tasks=() if tasks.isdigit() else task_numbers(tasks),
+        pending_tasks=task_numbers(tasks) if waiting and not state.is_final else (),
         working_directory=text_value(record.get("WorkDir", "")),
-        # for waiting tasks Slurm fills in the number that stands for "none"
-        output=text_value(record.get("StdOut", "")).replace("4294967294", "%a"),
+        # for waiting tasks Slurm fills in its number for "none"
+        output=output.replace("4294967294", "%a") if waiting else output,
     )
 
 
@@ -205,13 +207,15 @@ def _exit_pair(text: str) -> tuple[int | None, int | None]:
 def jobs_from_squeue(text: str) -> tuple[Job, ...]:
     """Jobs of `squeue --format=SQUEUE_FORMAT`, which does not tell exit codes and output files."""
     jobs = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split(SEPARATOR)
         if len(fields) != SQUEUE_FORMAT.count(SEPARATOR) + 1:
             continue
         job_id, raw_id, array_id, tasks, name, user, state, reason, partition, nodes = fields[:10]
         count, submitted, started, ended, limit, dependency, excluded, directory, comment = fields[10:]
         in_array = text_value(tasks) != ""
+        known_state = job_state(state)
+        waiting = in_array and not tasks.isdigit() and not known_state.is_final
         jobs.append(
             Job(
                 job_id=job_id,
@@ -220,7 +224,7 @@ def jobs_from_squeue(text: str) -> tuple[Job, ...]:
                 task_id=int(tasks) if tasks.isdigit() else None,
                 name=name,
                 user=user,
-                state=job_state(state),
+                state=known_state,
                 reason=text_value(reason),
                 partition=partition,
                 nodes=node_names(nodes),
@@ -232,7 +236,7 @@ def jobs_from_squeue(text: str) -> tuple[Job, ...]:
                 comment=text_value(comment),
                 dependency=text_value(dependency),
                 excluded=node_names(excluded),
-                pending_tasks=task_numbers(tasks) if in_array and not tasks.isdigit() else (),
+                pending_tasks=task_numbers(tasks) if waiting else (),
                 working_directory=directory,
             )
         )

@@ -84,7 +84,7 @@ class LaunchFacts:
     after: Observed[Job | None]
     submissions: Observed[tuple[Submission, ...]]
     elsewhere: tuple[str, ...]  # what another scheduler still has of this run
-    foreground: tuple[str, ...]  # trainings without a scheduler that live on this machine
+    foreground: Observed[tuple[str, ...]]  # trainings without a scheduler that live on this machine
     exclusions: Observed[tuple[Exclusion, ...]]
     place: PlaceFacts
     kill_switch: KillSwitchFacts
@@ -117,7 +117,7 @@ def observe_launch(
         after=_observed(lambda: scheduler.job(request.after) if scheduler and request.after else None),
         submissions=submissions,
         elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
-        foreground=foreground_trainings(directory),
+        foreground=_observed(lambda: foreground_trainings(directory)),
         exclusions=read_exclusions(directory.exclusions),
         place=_place(directory),
         kill_switch=_kill_switch(directory),

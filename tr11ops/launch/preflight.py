@@ -36,10 +36,11 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from _partition_checks(card, request, facts)
     yield from _place_checks(card, directory, facts)
     yield from _kill_switch_checks(directory, facts)
-    yield from queue_checks(card.run.name, directory, request, facts)
     yield from _data_checks(facts)
     yield from _tokenizer_checks(card, facts)
-    yield from checkpoint_checks(card, directory, facts)
+    if not facts.place.fault:  # what cannot be a run directory has no state to be read
+        yield from queue_checks(card.run.name, directory, request, facts)
+        yield from checkpoint_checks(card, directory, facts)
 
 
 # ----------------------------------------------------------------------------- the cluster
@@ -88,7 +89,7 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
     if isinstance(facts.nodes, Unknown):
         yield unknown("nodes", f"they could not be read ({facts.nodes.why})")
         return
-    if isinstance(facts.exclusions, Unknown):
+    if isinstance(facts.exclusions, Unknown) and not facts.place.fault:
         yield unknown("exclusions", f"the run's list could not be read ({facts.exclusions.why})")
     nodes = {node.name: node for node in facts.nodes}
     excluded = excluded_nodes(request, facts)

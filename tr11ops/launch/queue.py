@@ -48,6 +48,9 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
     if isinstance(facts.submissions, Unknown):
         yield unknown("queue", f"earlier submissions could not be read ({facts.submissions.why})")
         return
+    if isinstance(facts.foreground, Unknown):
+        yield unknown("queue", f"earlier attempts could not be read ({facts.foreground.why})")
+        return
     for place in (*facts.foreground, *facts.elsewhere):
         yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
     ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)

@@ -167,7 +167,9 @@ def _job_line(snapshot: Snapshot, job: Job) -> str:
         parts.append(f"{duration(snapshot.time - job.start_time)}{limit}")
     if job.nodes:
         named = compress(job.nodes)
-        parts.append(f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}")
+        parts.append(
+            f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}"
+        )
     return "  ".join(parts)
 
 

@@ -256,6 +256,7 @@ def slurm_conf(
         f"UnkillableStepTimeout={plan.unkillable_step_timeout_seconds}",
         f"MessageTimeout={plan.message_timeout_seconds}",
         "InactiveLimit=0",
+        "MailProg=/bin/true",
         "EnforcePartLimits=ALL",
         "MaxArraySize=10001",
         "MaxJobCount=20000",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import pwd
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +19,18 @@ from types import TracebackType
 import psutil
 
 from tr11ops.twin import accounting
+from tr11ops.twin.machine import (
+    DAEMONS,
+    check_memory,
+    default_directory,
+    find_programs,
+    listens,
+    locked,
+    make_folder,
+    search_path,
+    slurm_version,
+    write_file,
+)
 from tr11ops.twin.plan import (
     TwinError,
     TwinFolders,
@@ -34,47 +44,7 @@ from tr11ops.twin.plan import (
 from tr11ops.twin.ports import claimed_ports, is_free
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
 
-INSTALL_FIX = "apt-get install slurm-wlm munge"
-DAEMONS = ("munged", "slurmctld", "slurmd")
-CLIENTS = ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun")
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 Progress = Callable[[str], None]
-
-
-def default_directory(environ: Mapping[str, str], user_id: int) -> Path:
-    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin; root: /var/lib/tr11/twin.
-
-    Root's home is closed to others, and jobs of other users must be able to read the twin's configuration.
-    """
-    if environ.get("XDG_STATE_HOME"):
-        return Path(environ["XDG_STATE_HOME"]) / "tr11" / "twin"
-    if user_id == 0:
-        return Path("/var/lib/tr11/twin")
-    return Path(environ.get("HOME") or pwd.getpwuid(user_id).pw_dir) / ".local" / "state" / "tr11" / "twin"
-
-
-def search_path(environ: Mapping[str, str]) -> str:
-    """PATH with the folders of system daemons, which a plain user's PATH often lacks."""
-    return environ.get("PATH", "") + ":" + SYSTEM_PATH
-
-
-def find_programs(path: str) -> dict[str, str]:
-    """Full paths of Slurm's and munge's programs. Raises TwinError that names the missing ones and the fix."""
-    found = {name: shutil.which(name, path=path) for name in DAEMONS + CLIENTS}
-    missing = [name for name, where in found.items() if where is None]
-    if missing:
-        raise TwinError(f"{', '.join(missing)} not found on this machine: {INSTALL_FIX}")
-    return {name: where for name, where in found.items() if where is not None}
-
-
-def slurm_version(slurmctld: str) -> tuple[int, int]:
-    """Major and minor version, such as (22, 5)."""
-    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
-    match = re.search(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise TwinError(f"{slurmctld} -V said {text.strip()!r}, no version: {INSTALL_FIX}")
-    return int(match[1]), int(match[2])
 
 
 @dataclass(frozen=True)
@@ -137,8 +107,8 @@ class Twin:
         home = _home(directory)
         folders = TwinFolders(home / plan.name)
         folders.check(plan)
-        _make_folder(home)
-        with _locked(home, plan.name):
+        make_folder(home)
+        with locked(home, plan.name):
             running = cls._load(folders)
             if running is not None:
                 if any(record.is_alive for record in running.processes()):
@@ -147,7 +117,7 @@ class Twin:
                 running._end(keep_logs=False)
             elif folders.root.exists() and any(folders.root.iterdir()):
                 raise TwinError(f"{folders.root} exists and is no twin's: remove it, or choose another --dir or --name")
-            _check_memory(plan)
+            check_memory(plan)
             with claimed_ports(plan.ports_needed) as first:
                 twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
                 try:
@@ -170,7 +140,7 @@ class Twin:
 
         Raises TwinError when a process would not end.
         """
-        with _locked(self.folders.root.parent, self.plan.name):
+        with locked(self.folders.root.parent, self.plan.name):
             return self._end(keep_logs)
 
     def __enter__(self) -> Twin:
@@ -262,7 +232,7 @@ class Twin:
             progress("starting the accounting database")
             environment = self._daemon_environment()
             database = accounting.start_database(database_programs, self.folders, user, environment)
-            _await(lambda: _listens(self.folders.database_socket), database, self.folders, deadline)
+            _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
             slurmdbd = accounting.start_slurmdbd(database_programs, self.folders, environment)
             _await(lambda: not is_free(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
         controller = self._spawn(programs, "slurmctld")
@@ -290,14 +260,14 @@ class Twin:
 
     def _write_files(self, user: str, version: tuple[int, int]) -> None:
         folders = self.folders
-        _make_folder(folders.root)
+        make_folder(folders.root)
         for folder in (folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
-            _make_folder(folder)
+            make_folder(folder)
         record = {"plan": self.plan.to_json(), "first_port": self.ports.first, "mark": self._mark}
-        _write(folders.record, json.dumps(record, indent=1) + "\n", 0o644)
-        _write(folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644)
-        _write(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
-        _write(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
+        write_file(folders.record, json.dumps(record, indent=1) + "\n", 0o644)
+        write_file(folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644)
+        write_file(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
+        write_file(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
         for index in range(self.plan.gpus):
             (folders.gpus / f"gpu{index}").symlink_to(os.devnull)
         key = folders.munge / "key"
@@ -306,7 +276,7 @@ class Twin:
             stream.write(secrets.token_bytes(128))
         if self.plan.accounting:
             folders.database.mkdir(mode=0o700)
-            _write(folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600)
+            write_file(folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600)
 
     def _daemon_environment(self) -> dict[str, str]:
         """A small environment of the twin's own: nothing of the caller's job or site leaks into its daemons."""
@@ -387,56 +357,6 @@ def _reuse(running: Twin, plan: TwinPlan) -> Twin:
             f"look with tr11 twin status --name {plan.name}, then tr11 twin down --name {plan.name}"
         )
     return running
-
-
-def _check_memory(plan: TwinPlan) -> None:
-    available = psutil.virtual_memory().available // 2**20
-    if available < plan.memory_needed_megabytes:
-        raise TwinError(
-            f"{len(plan.node_names)} nodes need {plan.memory_needed_megabytes} MB of memory and this machine has "
-            f"{available} MB free: ask for fewer --nodes or end other programs"
-        )
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder that others may read, whatever the umask: jobs of other users need the configuration."""
-    missing = [folder, *folder.parents]
-    missing = [entry for entry in missing if not entry.exists()]
-    try:
-        for entry in reversed(missing):
-            entry.mkdir(exist_ok=True)
-            entry.chmod(0o755)
-    except OSError as error:
-        raise TwinError(f"the folder {folder} cannot be made ({error.strerror}): name another with --dir") from error
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    path.write_text(text)
-    path.chmod(mode)
-
-
-@contextlib.contextmanager
-def _locked(home: Path, name: str) -> Iterator[None]:
-    """Keep a second `up` or `down` of the same twin away until this one is done.
-
-    The lock is an abstract socket: it ends with its process and leaves no file.
-    """
-    digest = hashlib.sha256(bytes(home / name)).hexdigest()[:32]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-        try:
-            lock.bind(f"\0tr11-twin-{digest}")
-        except OSError:
-            raise TwinError(f"another command is starting or ending twin {name!r} in {home}: wait for it") from None
-        yield
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _await(condition: Callable[[], bool], process: ProcessRecord, folders: TwinFolders, deadline: float) -> None:

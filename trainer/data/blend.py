@@ -109,7 +109,9 @@ def normalised(weights: Sequence[float]) -> tuple[float, ...]:
     """Weights divided by their sum. Raises DataError unless all are finite and positive."""
     if not weights or any(not math.isfinite(weight) or weight <= 0 for weight in weights):
         raise DataError(f"weights of the data must be positive numbers, got {', '.join(map(str, weights)) or 'none'}")
-    total = math.fsum(weights)
+    total = 0.0
+    for weight in weights:  # one by one: `sum` is compensated from Python 3.12 on, and the last bit decides ties
+        total += weight
     return tuple(weight / total for weight in weights)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
-from tr11ops.cluster.local_environment import interpreter, output_path, submitted_environment
+from tr11ops.cluster.local_environment import interpreter, submitted_environment
 from tr11ops.cluster.local_records import (
     Dropped,
     LocalSettings,
@@ -18,13 +19,10 @@ from tr11ops.cluster.local_records import (
     Submission,
     TaskRecord,
     WaitingTask,
-    compress_nodes,
-    find_job,
-    format_ranges,
     simulated_nodes,
-    submission_jobs,
 )
 from tr11ops.cluster.local_rules import (
+    JobReference,
     Verdict,
     choose_nodes,
     dependency_verdict,
@@ -32,6 +30,7 @@ from tr11ops.cluster.local_rules import (
     parse_dependency,
     parse_job_id,
 )
+from tr11ops.cluster.local_view import find_job, format_ranges, output_path, submission_jobs
 
 NODES = simulated_nodes(6)
 FINAL = sorted(state for state in JobState if state.is_final)
@@ -116,7 +115,17 @@ def test_dependencies_are_read() -> None:
     assert parse_dependency("afterok:1?afternotok:2").any_one
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1_", "_1", "1_2_3", "1 ", "²", "12345678901234567890"])
+def test_job_ids_are_read() -> None:
+    assert parse_job_id("12") == JobReference(12, None)
+    assert parse_job_id("12_3") == JobReference(12, frozenset({3}))
+    assert parse_job_id("12_[4-6,9%1]") == JobReference(12, frozenset({4, 5, 6, 9}))
+    assert parse_job_id("12").names(None) and parse_job_id("12").names(7)
+    assert parse_job_id("12_7").names(7) and not parse_job_id("12_7").names(8)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "1_", "_1", "1_2_3", "1 ", "1_[]", "1_[3-1]", "7; true", "²", "12345678901234567890"]
+)
 def test_what_is_no_job_id(text: str) -> None:
     with pytest.raises(SchedulerError):
         parse_job_id(text)
@@ -125,8 +134,6 @@ def test_what_is_no_job_id(text: str) -> None:
 # ----------------------------------------------------------------------------- records
 @given(submissions())
 def test_a_submission_survives_its_file(one: Submission) -> None:
-    import json
-
     assert Submission.from_json(json.loads(json.dumps(one.to_json()))) == replace(
         one, request=replace(one.request, script="", environment={})
     )
@@ -148,24 +155,6 @@ def test_every_task_is_in_exactly_one_job(one: Submission) -> None:
     whole = find_job(one, None)
     assert whole is not None
     assert (whole.state is JobState.PENDING) == bool(one.waiting)
-
-
-@given(st.lists(st.sampled_from(["a", "b-", "c0"]), min_size=1, max_size=3, unique=True), st.sets(st.integers(1, 30)))
-def test_node_names_are_compressed_without_loss(stems: list[str], numbers: set[int]) -> None:
-    names = [f"{stem}{number}" for stem in stems for number in sorted(numbers)] + ["login", "x07"]
-    text = compress_nodes(names)
-    found: list[str] = []
-    for part in [*text.replace("]", "").replace("[", "|").split(",")]:
-        stem, bar, digits = part.partition("|")
-        if bar:
-            open_stem = stem
-            part = digits  # noqa: PLW2901
-        if bar or (found and part[0].isdigit()):
-            low, _, high = part.partition("-")
-            found += [f"{open_stem}{number}" for number in range(int(low), int(high or low) + 1)]
-        else:
-            found.append(part)
-    assert sorted(found) == sorted(names)
 
 
 # ----------------------------------------------------------------------------- decisions
@@ -255,6 +244,12 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
 def test_output_patterns(pattern: str, expected: str) -> None:
     array = submission(is_array=True, request=batch(output=pattern))
     assert output_path(array, TaskRecord(57, 7, NODES[:1], 1.0)) == Path("/") / expected
+
+
+def test_output_patterns_before_the_start() -> None:
+    request = batch(output="%x-%A-%j-%a-%N")
+    assert output_path(submission(is_array=True, request=request)) == Path("/name-5-%j-%a-%N")
+    assert output_path(submission(request=request)) == Path("/name-5-5-4294967294-%N")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler, Schedul
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.select import choose_scheduler
 
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 150.0
 HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
@@ -77,6 +77,9 @@ class Cluster:
         self.until(lambda: all(job.state.is_final for job in self.array(array_id)), f"array {array_id} has ended")
         return {job.task_id: job for job in self.array(array_id) if job.task_id is not None}
 
+    def unfinished(self) -> set[str]:
+        return {job.job_id for job in self.scheduler.jobs() if not job.state.is_final}
+
     def lines(self, name: str) -> list[str]:
         path = self.folder / name
         return path.read_text().splitlines() if path.exists() else []
@@ -127,11 +130,12 @@ def test_jobs_end_with_their_exit_code_or_signal(cluster: Cluster) -> None:
     assert before - 2 <= job.submit_time <= job.start_time <= job.end_time <= time.time() + 2
     assert job.time_limit_seconds == 600
     assert job.comment == "a comment"
+    assert job.output == str(cluster.folder / f"job-{good}.txt")
     assert cluster.lines(f"job-{good}.txt") == ["fine"]
     job = cluster.ended(bad)
     assert (job.state, job.exit_code) == (JobState.FAILED, 3)
     job = cluster.ended(killed)
-    assert (job.state, job.exit_signal) == (JobState.FAILED, 9)
+    assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, 0, 9)
     assert {job.job_id for job in cluster.scheduler.jobs(name="contract-good")} >= {good}
     assert not {job.job_id for job in cluster.scheduler.jobs(name="contract-good")} & {bad, killed}
     assert {job.job_id for job in cluster.scheduler.jobs(user=job.user)} >= {good, bad, killed}
@@ -164,7 +168,7 @@ def test_the_batch_script_finds_its_job_in_the_environment(cluster: Cluster) -> 
             "SLURM_JOB_NAME": "surroundings",
             "SLURM_NNODES": "2",
             "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_SUBMIT_DIR": str(cluster.folder),
+            "PWD": str(cluster.folder),
             "SLURM_JOB_PARTITION": job.partition,
             "OWN_WORD": "two words $HOME",
         }
@@ -224,9 +228,11 @@ def test_one_task_of_an_array_is_cancelled(cluster: Cluster) -> None:
     cluster.scheduler.cancel(f"{array}_3")
     cluster.scheduler.release(array)
     cluster.until(lambda: cluster.state(f"{array}_4").is_final, "task 4 has ended")
-    states = {task: cluster.state(f"{array}_{task}") for task in (1, 2, 3, 4)}
-    done, cancelled = JobState.COMPLETED, JobState.CANCELLED
-    assert states == {1: done, 2: cancelled, 3: cancelled, 4: done}
+    states = {task: cluster.state(f"{array}_{task}") for task in (1, 4)}
+    assert states == {1: JobState.COMPLETED, 4: JobState.COMPLETED}
+    for task in (2, 3):  # Slurm forgets tasks that were cancelled before they started
+        job = cluster.scheduler.job(f"{array}_{task}")
+        assert job is None or job.state is JobState.CANCELLED
     assert sorted(path.name for path in cluster.folder.glob("ran-*")) == ["ran-1", "ran-4"]
 
 
@@ -249,7 +255,8 @@ def test_hold_and_release_of_tasks_behind_a_running_one(cluster: Cluster) -> Non
     cluster.until((cluster.folder / "started-1").exists, "task 1 runs")
     cluster.scheduler.hold(array)
     waiting = cluster.scheduler.job(f"{array}_2")
-    assert waiting is not None and (waiting.state, waiting.reason) == (JobState.PENDING, "JobHeldUser")
+    assert waiting is not None and waiting.state is JobState.PENDING
+    assert waiting.reason in {"JobHeldUser", "JobHeldAdmin"}
     assert cluster.state(f"{array}_1") is JobState.RUNNING
     (cluster.folder / "go").touch()
     cluster.until_state(f"{array}_1", JobState.COMPLETED)
@@ -285,7 +292,7 @@ def test_impossible_requests_are_refused_in_one_line(cluster: Cluster, what: str
         "unknown node excluded": {"exclude": ("no-such-node",)},
     }[what]
     request = cluster.request("true", **changes)
-    known = len(cluster.scheduler.jobs())
+    before = cluster.unfinished()
     verdict = cluster.scheduler.test(request)
     assert not verdict.accepted
     assert verdict.message.strip()
@@ -293,16 +300,20 @@ def test_impossible_requests_are_refused_in_one_line(cluster: Cluster, what: str
         cluster.scheduler.submit(request)
     assert len(str(refusal.value).strip().splitlines()) == 1
     assert cluster.scheduler.test(cluster.request("true")).accepted
-    assert len(cluster.scheduler.jobs()) == known
+    assert cluster.unfinished() == before
 
 
-def test_an_unknown_job_is_none_and_cannot_be_steered(cluster: Cluster) -> None:
+def test_an_unknown_job_is_none_and_is_not_steered(cluster: Cluster) -> None:
     assert cluster.scheduler.job("99999999") is None
-    for steer in (cluster.scheduler.cancel, cluster.scheduler.hold, cluster.scheduler.release):
+    cluster.scheduler.cancel("99999999")  # what is not there need not be ended
+    for steer in (cluster.scheduler.hold, cluster.scheduler.release):
         with pytest.raises(SchedulerError):
             steer("99999999")
     with pytest.raises(SchedulerError):
         cluster.scheduler.signal("99999999", "USR1")
+    with pytest.raises(SchedulerError):
+        cluster.scheduler.cancel("7; touch substituted")
+    assert not (cluster.folder / "substituted").exists()
 
 
 def test_dependencies(cluster: Cluster) -> None:
@@ -312,7 +323,7 @@ def test_dependencies(cluster: Cluster) -> None:
     after_success = cluster.submit("true", dependency=f"afterok:{good}")
     after_failure = cluster.submit("true", dependency=f"afternotok:{bad}")
     never = [
-        cluster.submit("true", dependency=dependency)
+        cluster.submit("touch ran", dependency=dependency)
         for dependency in (f"afterok:{bad}", f"afternotok:{good},afterok:{good}")
     ]
     waiting = cluster.scheduler.job(after_end)
@@ -325,11 +336,14 @@ def test_dependencies(cluster: Cluster) -> None:
     assert cluster.ended(after_end).state is JobState.COMPLETED
     assert cluster.ended(after_failure).state is JobState.COMPLETED
 
-    def is_stuck(job_id: str) -> bool:
+    def says_never(job_id: str) -> bool:
         job = cluster.scheduler.job(job_id)
-        return job is not None and (job.state, job.reason) == (JobState.PENDING, "DependencyNeverSatisfied")
+        return job is not None and job.reason == "DependencyNeverSatisfied"
 
-    cluster.until(lambda: all(is_stuck(job_id) for job_id in never), "the impossible ones say so")
+    cluster.until(lambda: all(says_never(job_id) for job_id in never), "the impossible ones say so")
+    # A scheduler may leave such a job in the queue or cancel it; it must not run it.
+    assert {cluster.state(job_id) for job_id in never} <= {JobState.PENDING, JobState.CANCELLED}
+    assert not (cluster.folder / "ran").exists()
 
 
 def test_jobs_outlive_the_process_that_submitted_them(cluster: Cluster) -> None:

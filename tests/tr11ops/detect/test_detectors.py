@@ -49,7 +49,9 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 
 def nodes_with(states: dict[str, set[str]]) -> tuple[Node, ...]:
-    return tuple(Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"}))) for number in range(1, 49))
+    return tuple(
+        Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"}))) for number in range(1, 49)
+    )
 
 
 # name, snapshot, detector, expected severities
@@ -62,21 +64,72 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("stopped by someone", idle(kill_switch=SWITCH), "down", []),
     ("finished", idle(attempts=(ended("1007", DAY, "finished", iteration=115311),)), "down", []),
     ("trains in the foreground", idle(heartbeats=beats(job_id="foreground-9")), "down", []),
-    ("a foreground that fell silent", idle(heartbeats=beats(age=3 * HOUR, job_id="foreground-9")), "down", ["CRITICAL"]),
+    (
+        "a foreground that fell silent",
+        idle(heartbeats=beats(age=3 * HOUR, job_id="foreground-9")),
+        "down",
+        ["CRITICAL"],
+    ),
     # stalled
     ("training in time", snapshot(heartbeats=beats(age=17 * 60)), "stalled", []),
-    ("training too long ago", snapshot(heartbeats=beats(age=18 * 60), steps=steps(age=18 * 60)), "stalled", ["CRITICAL"]),
+    (
+        "training too long ago",
+        snapshot(heartbeats=beats(age=18 * 60), steps=steps(age=18 * 60)),
+        "stalled",
+        ["CRITICAL"],
+    ),
     ("a step is a sign of life too", snapshot(heartbeats=beats(age=18 * 60)), "stalled", []),
-    ("saving takes its time", snapshot(heartbeats=beats(age=50 * 60, phase="saving"), steps=steps(age=50 * 60)), "stalled", []),
-    ("evaluating", snapshot(heartbeats=beats(age=50 * 60, phase="evaluating"), steps=steps(age=50 * 60)), "stalled", []),
-    ("one rank still saves", snapshot(
-        heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)), steps=steps(age=30 * 60)), "stalled", []),
-    ("saving for ever", snapshot(heartbeats=beats(age=2 * HOUR, phase="saving"), steps=steps(age=2 * HOUR)), "stalled", ["CRITICAL"]),
-    ("first step of an attempt", snapshot(heartbeats=beats(age=30 * 60), steps=steps(job_id="1006", age=DAY)), "stalled", []),
+    (
+        "saving takes its time",
+        snapshot(heartbeats=beats(age=50 * 60, phase="saving"), steps=steps(age=50 * 60)),
+        "stalled",
+        [],
+    ),
+    (
+        "evaluating",
+        snapshot(heartbeats=beats(age=50 * 60, phase="evaluating"), steps=steps(age=50 * 60)),
+        "stalled",
+        [],
+    ),
+    (
+        "one rank still saves",
+        snapshot(
+            heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)), steps=steps(age=30 * 60)
+        ),
+        "stalled",
+        [],
+    ),
+    (
+        "saving for ever",
+        snapshot(heartbeats=beats(age=2 * HOUR, phase="saving"), steps=steps(age=2 * HOUR)),
+        "stalled",
+        ["CRITICAL"],
+    ),
+    (
+        "first step of an attempt",
+        snapshot(heartbeats=beats(age=30 * 60), steps=steps(job_id="1006", age=DAY)),
+        "stalled",
+        [],
+    ),
     ("quick steps, short silence", snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)), "stalled", []),
-    ("quick steps, long silence", snapshot(heartbeats=beats(age=130), steps=steps(age=130, pace=0.5)), "stalled", ["CRITICAL"]),
-    ("no life since the start", snapshot(heartbeats=beats(job_id="1006"), steps=steps(job_id="1006")), "stalled", ["CRITICAL"]),
-    ("just started", snapshot(jobs=(running(start_time=NOW - 60), pending()), heartbeats=beats(job_id="1006")), "stalled", []),
+    (
+        "quick steps, long silence",
+        snapshot(heartbeats=beats(age=130), steps=steps(age=130, pace=0.5)),
+        "stalled",
+        ["CRITICAL"],
+    ),
+    (
+        "no life since the start",
+        snapshot(heartbeats=beats(job_id="1006"), steps=steps(job_id="1006")),
+        "stalled",
+        ["CRITICAL"],
+    ),
+    (
+        "just started",
+        snapshot(jobs=(running(start_time=NOW - 60), pending()), heartbeats=beats(job_id="1006")),
+        "stalled",
+        [],
+    ),
     ("heartbeats unreadable", snapshot(heartbeats=UNKNOWN, steps=()), "stalled", []),
     ("some heartbeats unreadable", snapshot(heartbeats=(), steps=(), doubts=("heartbeat 3.json: cut",)), "stalled", []),
     ("pending is not stalled", snapshot(jobs=(pending(),), heartbeats=beats(age=DAY)), "stalled", []),
@@ -89,69 +142,161 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     # jobs
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), "suspended", ["CRITICAL"]),
     ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), "two-attempts", ["CRITICAL"]),
-    ("one leaving, one running", snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))), "two-attempts", []),
-    ("dependency can never be met", snapshot(jobs=(pending(reason="DependencyNeverSatisfied"),)), "dead-chain", ["CRITICAL"]),
+    (
+        "one leaving, one running",
+        snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))),
+        "two-attempts",
+        [],
+    ),
+    (
+        "dependency can never be met",
+        snapshot(jobs=(pending(reason="DependencyNeverSatisfied"),)),
+        "dead-chain",
+        ["CRITICAL"],
+    ),
     ("waiting for the one before", snapshot(jobs=(pending(reason="Dependency"),)), "dead-chain", []),
     ("held, nothing runs", snapshot(jobs=(pending(reason="JobHeldUser"),)), "held", ["CRITICAL"]),
     ("held, one runs", snapshot(jobs=(running(), pending(reason="JobHeldAdmin"))), "held", ["WARNING"]),
-    ("held, stopped by someone", snapshot(jobs=(pending(reason="JobHeldUser"),), kill_switch=SWITCH), "held", ["WARNING"]),
+    (
+        "held, stopped by someone",
+        snapshot(jobs=(pending(reason="JobHeldUser"),), kill_switch=SWITCH),
+        "held",
+        ["WARNING"],
+    ),
     # the array's end
     ("last task runs", snapshot(jobs=(running(),)), "chain-end", ["WARNING"]),
     ("one task left", snapshot(jobs=(running(), pending((8,)))), "chain-end", ["INFO"]),
     ("two tasks left", snapshot(jobs=(running(), pending((8, 9)))), "chain-end", []),
     ("what is left is held", snapshot(jobs=(running(), pending(reason="JobHeldUser"))), "chain-end", ["WARNING"]),
-    ("the last task is enough", with_facts(snapshot(jobs=(running(),), steps=(Step(record(115_300), NOW, "1007"),))), "chain-end", []),
+    (
+        "the last task is enough",
+        with_facts(snapshot(jobs=(running(),), steps=(Step(record(115_300), NOW, "1007"),))),
+        "chain-end",
+        [],
+    ),
     ("stopped by someone", snapshot(jobs=(running(),), kill_switch=SWITCH), "chain-end", []),
     ("nothing at all", idle(), "chain-end", []),
     # kill switch
     ("switch set, tasks queued", snapshot(jobs=(pending(),), kill_switch=SWITCH), "kill-switch-left-on", ["WARNING"]),
     ("switch set, nothing queued", idle(kill_switch=SWITCH), "kill-switch-left-on", []),
-    ("switch set, runs on", snapshot(
-        jobs=(running(),), kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)), "kill-switch-left-on", ["CRITICAL"]),
+    (
+        "switch set, runs on",
+        snapshot(jobs=(running(),), kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)),
+        "kill-switch-left-on",
+        ["CRITICAL"],
+    ),
     ("switch not set", snapshot(), "kill-switch-left-on", []),
     ("switch unknown", snapshot(kill_switch=UNKNOWN), "kill-switch-left-on", []),
     # ends
     ("no word at the end", idle(attempts=(wordless("1007"), ended())), "unfinished-end", ["WARNING"]),
     ("an error", idle(attempts=(ended("1007", reason="error"), ended())), "unfinished-end", ["WARNING"]),
-    ("twice in a row", idle(attempts=(wordless("1007"), wordless("1006", age=2 * HOUR))), "unfinished-end", ["CRITICAL"]),
+    (
+        "twice in a row",
+        idle(attempts=(wordless("1007"), wordless("1006", age=2 * HOUR))),
+        "unfinished-end",
+        ["CRITICAL"],
+    ),
     ("older than a good end", idle(attempts=(ended("1007"), wordless("1006", age=DAY))), "unfinished-end", []),
-    ("the next attempt went on", snapshot(attempts=(Attempt("1007", NOW - HOUR, None), wordless("1006", DAY))), "unfinished-end", ["INFO"]),
+    (
+        "the next attempt went on",
+        snapshot(attempts=(Attempt("1007", NOW - HOUR, None), wordless("1006", DAY))),
+        "unfinished-end",
+        ["INFO"],
+    ),
     ("end unreadable", idle(attempts=(Attempt("1007", NOW, UNKNOWN),)), "unfinished-end", []),
     ("scheduler silent, no word", idle(jobs=UNKNOWN, attempts=(wordless("1007"),)), "unfinished-end", []),
-    ("gone before it began", idle(
-        jobs=(running(raw_id="1008", job_id="1000_8", state=JobState.FAILED, start_time=NOW - 70, end_time=NOW - 60, exit_code=127),)),
-        "unfinished-end", ["WARNING"]),
+    (
+        "gone before it began",
+        idle(
+            jobs=(
+                running(
+                    raw_id="1008",
+                    job_id="1000_8",
+                    state=JobState.FAILED,
+                    start_time=NOW - 70,
+                    end_time=NOW - 60,
+                    exit_code=127,
+                ),
+            )
+        ),
+        "unfinished-end",
+        ["WARNING"],
+    ),
     ("cancelled in the queue", idle(jobs=(pending(state=JobState.CANCELLED),)), "unfinished-end", []),
     # the training's own numbers
     ("loss is a number", snapshot(), "loss-not-finite", []),
-    ("loss is not a number", snapshot(steps=(*steps(), Step(record(31220, lm_loss=math.nan), NOW))), "loss-not-finite", ["CRITICAL"]),
-    ("loss was not a number", snapshot(steps=(Step(record(31218, lm_loss=math.nan)), *steps(1))), "loss-not-finite", []),
+    (
+        "loss is not a number",
+        snapshot(steps=(*steps(), Step(record(31220, lm_loss=math.nan), NOW))),
+        "loss-not-finite",
+        ["CRITICAL"],
+    ),
+    (
+        "loss was not a number",
+        snapshot(steps=(Step(record(31218, lm_loss=math.nan)), *steps(1))),
+        "loss-not-finite",
+        [],
+    ),
     # checkpoints
     ("in time", snapshot(checkpoints=checkpoints(31_100)), "checkpoint-overdue", []),
     ("late", snapshot(checkpoints=checkpoints(31_000)), "checkpoint-overdue", ["WARNING"]),
     ("very late", snapshot(checkpoints=checkpoints(30_900)), "checkpoint-overdue", ["CRITICAL"]),
-    ("never one", snapshot(checkpoints=checkpoints(steps=(), latest=None, examined=())), "checkpoint-overdue", ["CRITICAL"]),
+    (
+        "never one",
+        snapshot(checkpoints=checkpoints(steps=(), latest=None, examined=())),
+        "checkpoint-overdue",
+        ["CRITICAL"],
+    ),
     ("late but nothing runs", idle(checkpoints=checkpoints(30_000)), "checkpoint-overdue", []),
     ("checkpoints unreadable", snapshot(checkpoints=UNKNOWN), "checkpoint-overdue", []),
-    ("file cut short", snapshot(checkpoints=checkpoints(examined=(
-        Checkpoint(31_200, True, NOW, 1, "sizes", ("a.bin: 1 bytes",)), Checkpoint(31_100, True, NOW, 1, "sizes")))),
-        "checkpoint-unsound", ["WARNING"]),
-    ("none is whole", snapshot(checkpoints=checkpoints(examined=(Checkpoint(31_200, False),))), "checkpoint-unsound", ["CRITICAL"]),
-    ("being saved", snapshot(heartbeats=beats(phase="saving"), checkpoints=checkpoints(examined=(
-        Checkpoint(31_200, False), Checkpoint(31_100, True, NOW, 1, "sizes")))), "checkpoint-unsound", []),
+    (
+        "file cut short",
+        snapshot(
+            checkpoints=checkpoints(
+                examined=(
+                    Checkpoint(31_200, True, NOW, 1, "sizes", ("a.bin: 1 bytes",)),
+                    Checkpoint(31_100, True, NOW, 1, "sizes"),
+                )
+            )
+        ),
+        "checkpoint-unsound",
+        ["WARNING"],
+    ),
+    (
+        "none is whole",
+        snapshot(checkpoints=checkpoints(examined=(Checkpoint(31_200, False),))),
+        "checkpoint-unsound",
+        ["CRITICAL"],
+    ),
+    (
+        "being saved",
+        snapshot(
+            heartbeats=beats(phase="saving"),
+            checkpoints=checkpoints(examined=(Checkpoint(31_200, False), Checkpoint(31_100, True, NOW, 1, "sizes"))),
+        ),
+        "checkpoint-unsound",
+        [],
+    ),
     ("latest names nothing", snapshot(checkpoints=checkpoints(latest=9)), "checkpoint-unsound", ["WARNING"]),
     ("latest unreadable", snapshot(checkpoints=checkpoints(latest=UNKNOWN)), "checkpoint-unsound", []),
     # leaving
     ("just ended", snapshot(attempts=(ended("1007", age=60),)), "lingering", []),
-    ("ended long ago", snapshot(attempts=(ended("1007", age=HOUR),), heartbeats=beats(age=HOUR, phase="ended")), "lingering", ["CRITICAL"]),
+    (
+        "ended long ago",
+        snapshot(attempts=(ended("1007", age=HOUR),), heartbeats=beats(age=HOUR, phase="ended")),
+        "lingering",
+        ["CRITICAL"],
+    ),
     ("a new launch lives", snapshot(attempts=(ended("1007", age=HOUR),)), "lingering", []),
     # others
     ("a namesake", snapshot(namesakes=(running(job_id="77", user="eve"),)), "namesake", ["INFO"]),
     ("a namesake of long ago", snapshot(namesakes=(running(state=JobState.COMPLETED),)), "namesake", []),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("given_snapshot", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    ("given_snapshot", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
 def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> None:
     assert severities(given_snapshot, detector) == expected
 
@@ -226,7 +371,9 @@ def test_the_pace_is_a_median(count: int, pace: float) -> None:
 
 
 def test_queue_coverage_counts_what_will_really_train() -> None:
-    given = snapshot(jobs=(running(), pending((8, 9)), pending((3,), reason="JobHeldUser"), running(state=JobState.COMPLETED)))
+    given = snapshot(
+        jobs=(running(), pending((8, 9)), pending((3,), reason="JobHeldUser"), running(state=JobState.COMPLETED))
+    )
     assert signs.queue_coverage_seconds(given) == 359_400.0 - 12 * HOUR + 2 * 359_400.0
     assert signs.queue_coverage_seconds(snapshot(jobs=UNKNOWN)) is None
 

@@ -103,5 +103,6 @@ def differences(found: ShardedState, wanted: ShardedState) -> list[str]:
         if not torch.equal(mine.tensor, theirs.tensor)
     ]
     for mine, theirs in zip(found.fragments, wanted.fragments, strict=True):
-        different += [f"{mine.name}/{kind}" for kind in FRAGMENT_KINDS if not torch.equal(mine.tensors[kind], theirs.tensors[kind])]
+        kinds = [kind for kind in FRAGMENT_KINDS if not torch.equal(mine.tensors[kind], theirs.tensors[kind])]
+        different += [f"{mine.name}/{kind}" for kind in kinds]
     return different

@@ -117,22 +117,22 @@ def save_until_killed(rank: int, folder: Path, first: int, victim: int, event_nu
         save(folder, SHAPE, rank, step, step)
 
 
-def test_four_ranks_killed_at_random_points(memory_path: Path) -> None:
+def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -> None:
     """One rank, drawn by lot, dies at a drawn point of one of its next saves; the others soon after, in any order."""
     chance = random.Random(11)
     reached, left_behind = 0, set()
-    for trial in range(24):
+    for trial in range(20):
         victim = trial % SHAPE.world
         event_number = chance.randrange(120 if victim == 0 else 20)  # rank 0 does more, the others' files are few
-        processes, _receivers = world.start(
-            SHAPE.world, save_until_killed, memory_path, reached + 1, victim, event_number
-        )
+        arguments = (memory_path, reached + 1, victim, event_number)
+        processes = world.start(tmp_path / f"meeting{trial}", SHAPE.world, save_until_killed, *arguments)
         processes[victim].join(world.DEADLINE)
-        assert processes[victim].exitcode == -signal.SIGKILL
+        exitcode = processes[victim].exitcode
         for process in chance.sample(processes, len(processes)):
             process.kill()
             time.sleep(chance.choice([0, 0, 0.02]))
         world.stop(processes)
+        assert exitcode == -signal.SIGKILL
         left_behind.add(tuple(sorted(path.name.split("-")[0] for path in memory_path.glob(".global_step*"))))
         found = survivor(memory_path)
         if found is None:

@@ -6,10 +6,12 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainer.data import blend
 from trainer.data.blend import (
     Member,
     build_blend,
@@ -27,7 +29,8 @@ WEIGHTS = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=8)
 
 def slow_blend(weights: list[float], samples: int) -> list[int]:
     """The greedy rule in plain Python floats, which are numpy's."""
-    shares = normalised(weights)
+    once = np.array(normalised(weights))
+    shares = (once / np.sum(once)).tolist()
     counts = [0] * len(weights)
     chosen = []
     for index in range(samples):
@@ -58,6 +61,29 @@ def test_blend_is_the_greedy_rule(weights: list[float], samples: int) -> None:
         assert seen[member] <= share * samples + 1
         # No member is asked for more than was prepared of it.
         assert seen[member] <= member_samples(weights, samples)[member]
+
+
+@given(
+    weights=st.lists(st.floats(1e-5, 1.0), min_size=2, max_size=6),
+    samples=st.integers(500, 2500),
+    block=st.integers(300, 3000),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_segments_side_by_side_make_the_sequential_choices(
+    monkeypatch: pytest.MonkeyPatch, weights: list[float], samples: int, block: int
+) -> None:
+    monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
+    monkeypatch.setattr(blend, "BLEND_BLOCK", block)
+    assert build_blend(weights, samples)[0].tolist() == slow_blend(weights, samples)
+
+
+def test_wrong_guesses_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_of_the_first(shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return np.stack([positions.astype(float), *[np.zeros(len(positions))] * (len(shares) - 1)])
+
+    monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
+    monkeypatch.setattr(blend, "_guess", all_of_the_first)
+    assert build_blend([0.2, 0.5, 0.3], 1500)[0].tolist() == slow_blend([0.2, 0.5, 0.3], 1500)
 
 
 @given(weights=WEIGHTS, samples=st.integers(1, 200), more=st.integers(1, 200))

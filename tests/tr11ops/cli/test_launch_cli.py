@@ -1,0 +1,234 @@
+"""`tr11 launch` on the embedded scheduler: what it prints, keeps, refuses, and never leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.cluster.base import BatchRequest, SchedulerUnreachable
+from tr11ops.cluster.local import LocalScheduler
+from tr11ops.journal import read_journal
+from tr11ops.launch.submit import SubmissionUnknown, hold_launch_lock, submit
+from tr11ops.rundir import RunDirectory, parse_comment
+from trainer.contract import RunPaths, read_json
+
+DRY_RUN = """\
+      ok  card: small/main: 2 x 1 workers = tensor 1 x pipeline 1 x data 2
+      ok  partition: local, 00:10:00 (no maximum)
+      ok  nodes: 2 of 2 usable (0 spare, 0 excluded)
+      ok  directory: DIR/run: SPACE free, a checkpoint takes 414 kB
+      ok  kill switch: not set
+      ok  data: 1 indexed dataset(s), 3 documents, 15 tokens
+      ok  tokenizer: 100 tokens in 128 rows
+      ok  queue: nothing of this run is queued or running
+      ok  checkpoints: none: the training starts from random weights
+      ok  scheduler: local would take it (can run on 2 of the simulated nodes)
+
+           run  small/main
+     directory  DIR/run
+     scheduler  local
+           job  array 1-3%1: 3 task(s), one after another
+       workers  2 nodes x 1 workers
+    time limit  00:10:00, the trainer leaves after 1 min
+   kill switch  DIR/run/kill-switch
+        output  DIR/run/state/submissions/TAG/%x-%A_%a.out
+
+nothing was submitted (--dry-run)
+"""
+
+
+def run_directory(bench: LocalBench) -> RunDirectory:
+    root = bench.folder / "run"
+    return RunDirectory(RunPaths(root, "small", "main"), root / "kill-switch")
+
+
+def golden(bench: LocalBench, text: str) -> str:
+    text = text.replace(str(bench.folder), "DIR")
+    text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{8}", "TAG", text)
+    return re.sub(r"[\d.]+ [kMGTP]?B free", "SPACE free", text)
+
+
+def test_dry_run_shows_the_plan_and_makes_nothing(bench: LocalBench) -> None:
+    answer = bench.launch("--array", "1-3", "--dry-run")
+    assert (answer.code, answer.err) == (0, "")
+    assert golden(bench, answer.out) == DRY_RUN
+    assert not (bench.folder / "run").exists() and bench.scheduler.jobs() == ()
+
+
+def test_what_dry_run_shows_is_what_is_submitted(bench: LocalBench) -> None:
+    bench.block()
+    shown = bench.launch("--array", "1-3", "--dry-run", "--json").json
+    assert (shown["schema"], shown["submitted"], shown["job_id"], shown["dry_run"]) == (1, False, None, True)
+    done = bench.launch("--array", "1-3", "--json", "--reason", "first of all").json
+    assert done["submitted"] and done["scheduler"] == "local"
+    differing = {key for key in shown["plan"] if golden(bench, str(shown["plan"][key])) != golden(bench, str(done["plan"][key]))}
+    assert differing == set()
+    directory = run_directory(bench)
+    [record] = directory.read_submissions()
+    assert (record.job_id, record.array, record.nodes, record.note) == (done["job_id"], "1-3%1", 2, "")
+    paths = directory.submission(record.tag)
+    assert paths.script.read_text() == done["plan"]["script"]
+    assert paths.card_toml.read_text() == bench.card.read_text()
+    card = read_json(paths.card)
+    assert card is not None and card["slurm"]["workers_per_node"] == 1 and card["derived"]["card_hash"] == record.card_hash
+    assert {"python", "torch", "deepspeed", "tr11"} <= set(read_json(paths.versions) or {})
+    [job] = [job for job in bench.living() if job.name == "small"]
+    assert job.pending_tasks == (1, 2, 3) and parse_comment(job.comment) == (record.tag, directory.mark)
+    ledger = read_journal(directory.journal)
+    assert ledger.faults == () and [(entry.kind, entry.why) for entry in ledger.entries] == [
+        ("launch", "first of all"), ("submitted", "first of all"),
+    ]  # fmt: skip
+
+
+def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -> None:
+    bench.block()
+    first = bench.launch("--array", "1-2", "--json").json["job_id"]
+    answer = bench.launch("--array", "1-2")
+    assert answer.code == 1
+    assert answer.err.splitlines() == [
+        f" refused  queue: this run is already queued: job {first}_[1-2%1]; "
+        f"queue behind it with `--after {first}`, or stop it with `tr11 kill`",
+        "nothing was submitted",
+    ]
+    second = bench.launch("--array", "1-2", "--after", first, "--json")
+    assert second.code == 0 and second.json["plan"]["dependency"] == f"afterany:{first}"
+    assert bench.launch("--after", first).code == 1
+    assert bench.launch("--after", "999").code == 2
+    assert len(run_directory(bench).tags()) == 2
+
+
+def test_two_launches_at_once_give_one_job(bench: LocalBench) -> None:
+    bench.block()
+    code = "from tr11ops.cli.main import run; run()"
+    command = [sys.executable, "-c", code, "launch", "--run", str(bench.card), "--array", "1-2", "--scheduler", "local"]
+    root = str(Path(__file__).parents[3])
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root})
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert sorted(process.returncode for process in started) == [0, 1, 1], outputs
+    assert sum("submitted: job" in out for out, _ in outputs) == 1
+    assert all("already queued" in err or "under way" in err for _, err in outputs if err)
+    assert len([job for job in bench.living() if job.name == "small"]) == 1
+    assert len(run_directory(bench).tags()) == 1
+
+
+def test_a_held_lock_refuses_and_a_dead_holder_does_not(bench: LocalBench) -> None:
+    bench.block()
+    directory = run_directory(bench)
+    lock = hold_launch_lock(directory.launch_lock)
+    answer = bench.launch()
+    assert answer.code == 1 and "another launch or training of this run is under way" in answer.err
+    assert directory.tags() == []
+    os.close(lock)
+    assert bench.launch().code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--array", "1-"], 2, "--array = '1-'"),
+        (["--array", "5-1"], 2, "the range 5-1 is empty; use 1-5"),
+        (["--array", "1-4%2"], 2, "must run one task at a time"),
+        (["--array", "1-99999999"], 2, "--array"),
+        (["--exclude", "n["], 2, "--exclude = 'n[': is not a list of nodes"),
+        (["--exclude", "stranger"], 2, "'stranger' is not a node of this cluster"),
+        (["--exclude", "local-node[1-2]"], 1, "nodes: 2 are needed, there are 0"),
+        (["--nodes", "0"], 2, "--nodes"),
+        (["--nodes", "3"], 2, "batch.global_batch_size = 8: must be divisible by"),
+        (["--after", "abc"], 2, "--after = 'abc': is not a job id"),
+        (["--scheduler", "pbs"], 2, "--scheduler = 'pbs': is not a scheduler; use slurm, local or auto"),
+        (["--set", "model.hiden_size=3"], 2, "model.hiden_size: is not a known key; did you mean 'model.hidden_size'?"),
+        (["--set", "model.attention_heads=3"], 2, "model.hidden_size = 32: must be divisible by model.attention_heads (3)"),
+        (["--set", "slurm.time_limit=1"], 2, "run.exit_duration_minutes = 1"),
+        (["--frobnicate"], 2, "No such option: --frobnicate"),
+        (["--run", "missing.toml"], 2, "missing.toml"),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(bench: LocalBench, words: list[str], code: int, text: str) -> None:
+    answer = bench.launch("--array", "1-2", *words)
+    assert answer.code == code and text in answer.err
+    assert bench.scheduler.jobs() == () and not (bench.folder / "run").exists()
+
+
+def test_the_embedded_schedulers_refusal_is_shown(bench: LocalBench) -> None:
+    answer = bench.launch("--set", "slurm.constraint=a100")
+    assert answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.err
+
+
+def test_an_unreachable_slurm_is_exit_3_and_nothing_is_submitted(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bench.folder / "slurm.conf").write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n")
+    monkeypatch.setenv("SLURM_CONF", str(bench.folder / "slurm.conf"))
+    monkeypatch.setenv("PATH", "/nonexistent")  # without Slurm's commands, on every machine that runs this
+    answer = bench.launch("--scheduler", "slurm")
+    assert answer.code == 3 and "nothing was submitted" in answer.err
+    assert not (bench.folder / "run").exists()
+
+
+class LosesAnswers(LocalScheduler):
+    """Takes the job and never says so, as a Slurm controller does that is frozen at the wrong moment."""
+
+    silent = 0
+
+    def submit(self, request: BatchRequest) -> str:
+        super().submit(request)
+        raise SchedulerUnreachable("timed out")
+
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[object, ...]:  # type: ignore[override]
+        if self.silent:
+            self.silent -= 1
+            raise SchedulerUnreachable("timed out")
+        return super().jobs(name, user)
+
+
+def plan_of(bench: LocalBench) -> object:
+    from tr11ops.cli.launch import _check, _prepare
+
+    job = _prepare(str(bench.card), [], "local", array="1-2", exclude=[], nodes=None, after=None)
+    plan = _check(job).plan
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_lost_answer_is_looked_up_by_the_comment(bench: LocalBench, silent: int) -> None:
+    bench.block()
+    plan, scheduler = plan_of(bench), LosesAnswers()
+    scheduler.silent = silent
+    record = submit(plan, scheduler, card_toml="", user="me", pause=lambda seconds: None)  # type: ignore[arg-type]
+    [job] = [job for job in bench.living() if job.name == "small"]
+    assert record.job_id == job.raw_id and run_directory(bench).read_submissions() == [record]
+
+
+def test_an_answer_that_stays_lost_is_recorded_and_stops_the_next_launch(bench: LocalBench) -> None:
+    bench.block()
+    plan, scheduler = plan_of(bench), LosesAnswers()
+    scheduler.silent = 100
+    with pytest.raises(SubmissionUnknown, match="the job may exist"):
+        submit(plan, scheduler, card_toml="", user="me", pause=lambda seconds: None)  # type: ignore[arg-type]
+    [record] = run_directory(bench).read_submissions()
+    assert record.job_id is None and "lost" in record.note
+    assert bench.launch().code == 1
+
+
+def test_cards_default_to_tr11_toml_here(bench: LocalBench) -> None:
+    bench.card.rename(bench.folder / "tr11.toml")
+    assert bench.tr11("launch", "--dry-run", "--scheduler", "local").code == 0
+    (bench.folder / "tr11.toml").unlink()
+    answer = bench.tr11("launch", "--dry-run", "--scheduler", "local")
+    assert answer.code == 2 and "there is no tr11.toml here" in answer.err
+
+
+def test_errors_as_json(bench: LocalBench) -> None:
+    refused = bench.launch("--exclude", "stranger", "--json")
+    assert refused.json["exit_code"] == refused.code == 2 and refused.json["plan"] is None
+    assert refused.json["checks"][2]["level"] == "refused" and "stranger" in refused.err
+    usage = bench.launch("--array", "x", "--json")
+    assert usage.json["error"]["exit_code"] == usage.code == 2 and "--array = 'x'" in usage.json["error"]["lines"][0]

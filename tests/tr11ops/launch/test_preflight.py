@@ -1,0 +1,310 @@
+"""Every refusal and warning of a launch: its words, its fix and its exit code, from facts alone and from real files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint, write_dataset
+from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
+from tr11ops.launch.check import Check, Level, verdict
+from tr11ops.launch.facts import LaunchFacts, LaunchRequest, kill_switch_claim, observe_launch
+from tr11ops.launch.preflight import excluded_nodes, preflight
+from tr11ops.runcard import RunCard, load_card
+from tr11ops.rundir import RunDirectory, Submission, new_tag
+from tr11ops.snapshot import Exclusion, Unknown
+from trainer.contract import checkpoint_name, write_json
+
+MODEL = {
+    "model.layers": 2, "model.hidden_size": 32, "model.attention_heads": 4, "model.ffn_hidden_size": 128,
+    "model.position_embedding": "alibi", "model.embedding_layernorm": False,
+    "tokenizer.padded_vocabulary_size": 128, "precision.dtype": "bf16",
+}  # fmt: skip
+NODES = tuple(Node(f"n{number}", frozenset({"idle"}), gpus=8, partitions=("p",)) for number in range(1, 5))
+PARTITION = Partition("p", 3600, ("n1", "n2", "n3", "n4"), is_default=True)
+
+
+def no_scheduler(kind: str) -> Scheduler:
+    raise SchedulerError(f"no {kind} here")
+
+
+class Bench:
+    """A card with whole inputs, and the facts that a launch of it would see on a small idle cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = write_card(folder)
+        self.request = LaunchRequest("1-3%1", 3)
+        self.overrides: list[str] = []
+        self.changes: dict[str, Any] = {}
+
+    @property
+    def card(self) -> RunCard:
+        return load_card(self.path, self.overrides, {}, directory=self.folder)
+
+    @property
+    def directory(self) -> RunDirectory:
+        card = self.card
+        return RunDirectory(card.paths, card.kill_switch)
+
+    def facts(self) -> LaunchFacts:
+        seen = observe_launch(
+            self.card, self.directory, self.request, scheduler=None, other_scheduler=no_scheduler, user="me"
+        )
+        return replace(seen, **{"nodes": NODES, "partitions": (PARTITION,), **self.changes})
+
+    def checks(self) -> tuple[Check, ...]:
+        return preflight(self.card, self.directory, self.request, self.facts())
+
+    def faults(self) -> list[str]:
+        return [f"{check.level}: {check}" for check in self.checks() if check.level is not Level.OK]
+
+    def code(self) -> int:
+        return verdict(self.checks())
+
+    def job(self, number: str, state: JobState = JobState.PENDING, **changes: Any) -> Job:
+        values = {"name": "small", "user": "me", "comment": self.directory.comment(new_tag()), "array_id": number}
+        return Job(f"{number}_1", number, task_id=1, state=state, **{**values, **changes})
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_sound_launch_is_all_ok_and_leaves_no_trace(bench: Bench) -> None:
+    assert bench.faults() == [] and bench.code() == 0
+    assert not (bench.folder / "run").exists()
+
+
+def node(name: str, *states: str, gpus: int = 8) -> Node:
+    return Node(name, frozenset(states), gpus=gpus, partitions=("p",))
+
+
+CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
+    ({"partitions": Unknown("timed out")}, [], 3, "scheduler: its partitions could not be read (timed out)"),
+    ({"nodes": Unknown("timed out")}, [], 3, "nodes: they could not be read"),
+    ({"jobs": Unknown("timed out")}, [], 3, "queue: the scheduler did not say what is queued"),
+    ({"submissions": Unknown("damaged")}, [], 3, "queue: earlier submissions could not be read"),
+    ({"exclusions": Unknown("damaged")}, [], 3, "exclusions: the run's list could not be read"),
+    ({"checkpoints": Unknown("stale handle")}, [], 3, "checkpoints: they could not be read (stale handle)"),
+    ({}, ["slurm.partition=gpu"], 2, "slurm.partition: 'gpu' is not a partition here; use one of: p"),
+    ({"partitions": (replace(PARTITION, is_default=False), replace(PARTITION, name="q", is_default=False))}, [], 2,
+     "slurm.partition: the cluster has no default partition; set it to one of: p, q"),
+    ({"partitions": (replace(PARTITION, max_time_seconds=300),)}, [], 2,
+     "slurm.time_limit: 00:10:00 is above the limit of partition p (00:05:00); use 00:05:00"),
+    ({}, ["slurm.nodes=8", "batch.global_batch_size=16"], 1,
+     "nodes: 8 are needed, there are 4 of partition p after 0 excluded; ask for fewer with --nodes"),
+    ({"nodes": tuple(node(f"n{k}", "down" if k > 1 else "idle") for k in range(1, 5))}, [], 0,
+     "warning: nodes: 2 are needed, 1 can be used now (n2, n3, n4 cannot): the job will wait"),
+    ({"partitions": (replace(PARTITION, is_up=False),)}, [], 0, "warning: partition: p is down: the job will wait"),
+    ({"nodes": tuple(node(f"n{k}", "idle", gpus=4) for k in range(1, 5))}, ["slurm.gpus_per_node=8"], 2,
+     "slurm.gpus_per_node: 8 GPUs a node are needed, n1, n2, n3, n4 have fewer"),
+    ({"foreground": Unknown("stale handle")}, [], 3, "queue: earlier attempts could not be read (stale handle)"),
+    ({"foreground": ("tr11 train, process 7 on here",)}, [], 1, "already running: tr11 train, process 7 on here"),
+    ({"elsewhere": ("job 9 (slurm, PENDING)",)}, [], 1, "already running: job 9 (slurm, PENDING); stop it first"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "overrides", "code", "words"), CLUSTER, ids=[words[:40] for *_, words in CLUSTER])
+def test_what_the_cluster_says(bench: Bench, changes: dict[str, Any], overrides: list[str], code: int, words: str) -> None:
+    bench.changes, bench.overrides = changes, overrides
+    assert any(words in fault for fault in bench.faults()), bench.faults()
+    assert bench.code() == code
+
+
+def test_excluded_nodes_come_from_everywhere_and_must_exist(bench: Bench) -> None:
+    listed = (Exclusion("n3", until=1e18), Exclusion("n4", until=1.0))
+    bench.changes = {"exclusions": listed}
+    bench.request = replace(bench.request, exclude=("n1",))
+    assert excluded_nodes(bench.request, bench.facts()) == ("n1", "n3")
+    assert bench.code() == 0
+    bench.request = replace(bench.request, exclude=("n1", "n2"))
+    assert "refused: nodes: 2 are needed, there are 1 of partition p after 3 excluded" in bench.faults()[0]
+    bench.request = replace(bench.request, exclude=("m1",))
+    assert "exclude: 'm1' is not a node of this cluster; the nodes are n1, n2, n3, n4" in bench.faults()[0]
+    assert bench.code() == 2
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def set_switch(bench: Bench) -> None:
+    bench.directory.set_kill_switch({"who": "someone", "why": "new data"})
+
+
+def foreign_switch(bench: Bench) -> None:
+    (bench.folder / "other" / "state" / "submissions").mkdir(parents=True)
+    bench.overrides = [f"run.kill_switch={bench.folder}/other/kill-switch"]
+
+
+def claimed_switch(bench: Bench) -> None:
+    (bench.folder / "other").mkdir()
+    write_json(kill_switch_claim(bench.folder / "shared-switch"), {"directory": str(bench.folder / "other")})
+    bench.overrides = [f"run.kill_switch={bench.folder}/shared-switch"]
+
+
+def file_for_directory(bench: Bench) -> None:
+    (bench.folder / "run").write_text("in the way")
+
+
+FILES: list[tuple[Callable[[Bench], object], int, str]] = [
+    (lambda bench: (bench.folder / "data/corpus.idx").unlink(), 1, "data/corpus.idx does not exist; correct the path"),
+    (lambda bench: cut(bench.folder / "data/corpus.idx"), 1, "its header needs 102 (it was cut off)"),
+    (lambda bench: cut(bench.folder / "data/corpus.bin"), 1, "its index needs 30 (it was cut off)"),
+    (lambda bench: (bench.folder / "data/tokenizer/tokenizer.json").unlink(), 1, "tokenizer.path: "),
+    (lambda bench: (bench.folder / "data/tokenizer/tokenizer.json").write_text("{}"), 1, "is not a tokenizer"),
+    (lambda bench: setattr(bench, "overrides", ["tokenizer.padded_vocabulary_size=64"]), 2,
+     "tokenizer.padded_vocabulary_size: 64 is below the tokenizer's 100 tokens; use 100 or more"),
+    (set_switch, 1, "kill-switch is set by someone (new data); release it with `tr11 kill --release`"),
+    (foreign_switch, 2, "run.kill_switch: "),
+    (claimed_switch, 2, "shared-switch belongs to another run, "),
+    (file_for_directory, 1, "run.directory: "),
+    (lambda bench: setattr(bench, "overrides", ["run.directory=/proc/tr11-run"]), 1, "run.directory: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "code", "words"), FILES, ids=[words[:30] for *_, words in FILES])
+def test_what_the_files_say(bench: Bench, damage: Callable[[Bench], object], code: int, words: str) -> None:
+    damage(bench)
+    if "/proc" in str(bench.overrides) and not bench.facts().place.fault:
+        pytest.skip("this user may write everywhere")
+    assert any(words in fault for fault in bench.faults()), bench.faults()
+    assert bench.code() == code
+
+
+def test_too_little_space(bench: Bench) -> None:
+    bench.changes = {"place": replace(bench.facts().place, free_bytes=999)}
+    assert "refused: space: 999 B free below" in bench.faults()[0] and bench.code() == 1
+    bench.changes = {"place": replace(bench.facts().place, free_bytes=Unknown("no such device"))}
+    assert "warning: space" in bench.faults()[0] and bench.code() == 0
+
+
+# ----------------------------------------------------------------------------- the queue
+def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
+    bench.changes = {"jobs": (bench.job("7", JobState.RUNNING), bench.job("9"), bench.job("3", JobState.COMPLETED))}
+    assert bench.faults() == [
+        "refused: queue: this run is already running: job 7_1 (and 1 more); "
+        "queue behind it with `--after 9`, or stop it with `tr11 kill`"
+    ]
+    assert bench.code() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "code"),
+    [
+        ({"comment": "", "user": "me"}, "refused: queue: this run is already queued", 1),
+        ({"comment": "", "user": "you"}, "warning: queue: job 7_1 of you has the same name", 0),
+        ({"comment": f"tr11:{new_tag()}@000000000000"}, "warning: queue: job 7_1 of me has the same name", 0),
+        ({"state": JobState.UNKNOWN}, "unknown: queue: the state of job 7_1 of this run is unknown", 3),
+        ({"name": "renamed"}, "refused: queue: this run is already queued", 1),
+    ],
+)
+def test_whose_job_it_is(bench: Bench, changes: dict[str, Any], words: str, code: int) -> None:
+    bench.changes = {"jobs": (bench.job("7", **changes),)}
+    assert words in bench.faults()[0] and bench.code() == code
+
+
+def after(bench: Bench, target: Job | None, jobs: tuple[Job, ...], number: str = "9") -> list[str]:
+    bench.request = replace(bench.request, after=number)
+    bench.changes = {"jobs": jobs, "after": target}
+    return bench.faults()
+
+
+def test_after_must_be_the_last_in_line(bench: Bench) -> None:
+    first, second = bench.job("7", JobState.RUNNING), bench.job("9", dependency="afterany:7_*(unfulfilled)")
+    assert after(bench, second, (first, second)) == [] and bench.code() == 0
+    assert "job 9_1 of this run could run at the same time; use `--after 9`" in after(bench, first, (first, second), "7")[0]
+    apart = bench.job("9")
+    assert "job 7_1 of this run could run at the same time" in after(bench, apart, (first, apart))[0]
+    assert "could run at the same time" in after(bench, second, (first, second), "9_1")[0]
+    assert bench.code() == 1
+
+
+def test_after_a_stranger_or_nothing(bench: Bench) -> None:
+    ours = bench.job("7")
+    assert "--after: the scheduler knows no job 9; jobs of this run: 7" in after(bench, None, (ours,))[0]
+    assert bench.code() == 2
+    over = bench.job("9", JobState.FAILED)
+    assert after(bench, over, ()) == ["warning: --after: job 9 is over: the new one may start at once"]
+    stranger = bench.job("9", JobState.RUNNING, name="x", comment="")
+    assert after(bench, stranger, (stranger,)) == ["warning: --after: job 9 (x) is not of this run"]
+    bench.changes = {"after": Unknown("timed out")}
+    assert "whether job 9 exists (timed out)" in bench.faults()[0] and bench.code() == 3
+
+
+def test_a_submission_whose_answer_was_lost_is_remembered(bench: Bench) -> None:
+    tag = new_tag()
+    lost = Submission(tag, None, "local", 1.0, "me", "here", "small", "main", None, 2, "hash")
+    bench.changes = {"submissions": (lost,)}
+    assert bench.faults() == [f"warning: queue: the scheduler has no trace of submission {tag}, whose answer was lost"]
+
+
+# ----------------------------------------------------------------------------- checkpoints
+def checkpoints(bench: Bench) -> Path:
+    return bench.directory.paths.checkpoints
+
+
+def test_resume_from_what_latest_names(bench: Bench) -> None:
+    for step in (10, 20):
+        write_checkpoint(checkpoints(bench), step, MODEL)
+    assert bench.faults() == []
+    assert "resumes at step 21 from global_step20 (saved on tensor 1 x pipeline 1 x data 1)" in str(bench.checks()[-1])
+    (checkpoints(bench) / "latest").write_text("global_step10")
+    assert bench.faults() == ["warning: checkpoints: global_step20 is newer than global_step10, which latest names"]
+
+
+@pytest.mark.parametrize("text", [None, "garbage", "global_step99"])
+def test_a_missing_or_useless_latest_is_a_warning_that_says_what_is_resumed(bench: Bench, text: str | None) -> None:
+    write_checkpoint(checkpoints(bench), 10, MODEL, latest=False)
+    if text:
+        (checkpoints(bench) / "latest").write_text(text)
+    assert bench.code() == 0 and "latest" in bench.faults()[0] and "global_step10" in bench.faults()[0]
+    assert "will be resumed" in bench.faults()[0]
+
+
+def test_a_damaged_newest_one_is_passed_over(bench: Bench) -> None:
+    for step in (10, 20):
+        write_checkpoint(checkpoints(bench), step, MODEL)
+    cut(checkpoints(bench) / "global_step20/weights/part.bin")
+    assert "warning: checkpoints: global_step20 is passed over: weights/part.bin: 63 bytes" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in str(bench.checks()[-1]) and bench.code() == 0
+
+
+def test_none_whole_is_refused(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    (place / "manifest.json").unlink()
+    assert "none of the 1 in" in bench.faults()[0] and "it has no manifest" in bench.faults()[0] and bench.code() == 1
+    (place / "manifest.json").write_text("{")
+    assert bench.code() == 1
+
+
+def test_expected_but_absent_checkpoints_are_refused(bench: Bench) -> None:
+    bench.overrides = ["run.expect_resume=true"]
+    assert "run.expect_resume: " in bench.faults()[0] and bench.code() == 1
+    bench.overrides = []
+    checkpoints(bench).mkdir(parents=True)
+    (checkpoints(bench) / "latest").write_text(checkpoint_name(3))
+    assert "latest is there, but no checkpoint" in bench.faults()[0] and bench.code() == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.hidden_size", 64), ("precision.dtype", "fp32"), ("tokenizer.padded_vocabulary_size", 256)]
+)
+def test_a_checkpoint_of_another_model_names_the_key(bench: Bench, key: str, value: object) -> None:
+    write_checkpoint(checkpoints(bench), 10, {**MODEL, key: value})
+    assert bench.faults()[0].startswith(f"refused: {key}: ") and f"set it to {value!r}" in bench.faults()[0]
+    assert bench.code() == 2
+
+
+def test_several_faults_are_told_at_once(bench: Bench) -> None:
+    write_dataset(bench.folder / "data/corpus", (3,))
+    cut(bench.folder / "data/corpus.bin")
+    set_switch(bench)
+    bench.changes = {"jobs": (bench.job("7"),)}
+    assert len(bench.faults()) == 3

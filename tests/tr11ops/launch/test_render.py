@@ -1,0 +1,150 @@
+"""The batch script: valid whatever it is given, and it does what it says when a shell runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tr11ops.cluster.base import BatchRequest
+from tr11ops.launch.render import batch_options, render_script
+
+HOSTILE = ["a b", "a'b", 'a"b', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "a\\b", "ä €", "-n", "a#b", "!x", "*", "~"]
+PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30)
+
+
+def request(folder: Path, **changes: object) -> BatchRequest:
+    values: dict[str, object] = {
+        "script": "", "name": "run", "nodes": 2, "time_limit_seconds": 3600, "output": "%x-%j.out", "working_directory": folder,
+    }  # fmt: skip
+    return BatchRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def script(folder: Path, command: list[str], **changes: object) -> str:
+    values: dict[str, object] = {"variant": "main", "tag": "t", "command": command, "setup": [], "environment": {}}
+    return render_script(request(folder), **{**values, **changes})  # type: ignore[arg-type]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.sbatch"
+    path.write_text(text)
+    checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    return path
+
+
+SHOW = "import os, sys; print('ARGUMENTS', sys.argv[1:]); print('VALUE', repr(os.environ.get('VALUE')))"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_values_reach_the_agent_unchanged(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / text.replace("/", "_")
+    folder.mkdir()
+    path = write(folder, script(folder, [sys.executable, "-c", SHOW, str(folder), text], environment={"VALUE": text}))
+    done = subprocess.run(["bash", str(path)], cwd=folder, capture_output=True, text=True, check=True)
+    assert f"ARGUMENTS {[str(folder), text]}" in done.stdout
+    assert f"VALUE {text!r}" in done.stdout
+    assert [entry.name for entry in folder.iterdir()] == ["train.sbatch"]
+    assert done.stdout.startswith("START TIME: ") and done.stdout.splitlines()[-1].startswith("END TIME: ")
+
+
+@settings(max_examples=25, deadline=None)
+@given(PLAIN_TEXT, st.lists(PLAIN_TEXT, max_size=3), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), PLAIN_TEXT))
+def test_any_text_gives_a_script_that_parses_to_the_same_words(name: str, words: list[str], variables: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, name.replace("/", "_") or "x")
+        text = script(folder, ["agent", *words], environment=variables)
+        write(Path(place), text)
+        line = next(line for line in text.split("\n") if line.startswith("agent ") and line.endswith(" &"))
+        assert shlex.split(line) == ["agent", *words, "&"]
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137])
+def test_the_agents_status_is_the_scripts(tmp_path: Path, status: int) -> None:
+    path = write(tmp_path, script(tmp_path, [sys.executable, "-c", f"raise SystemExit({status})"]))
+    assert subprocess.run(["bash", str(path)], capture_output=True, check=False).returncode == status
+
+
+def test_setup_lines_are_the_shells_own_and_a_failing_one_ends_the_job(tmp_path: Path) -> None:
+    setup = ['export FROM_SETUP="$NOT_SET-$((6 * 7))"', "function module() { :; }", "module load cuda"]
+    text = script(tmp_path, [sys.executable, "-c", "import os; print(os.environ['FROM_SETUP'])"], setup=setup)
+    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
+    assert "\n-42\n" in done.stdout
+    text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=["false | cat"])
+    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "TRAINED" not in done.stdout
+
+
+COUNT = """
+import signal, sys, time
+got = []
+def note(number, frame):
+    got.append(signal.Signals(number).name)
+    print("GOT", got[-1], flush=True)
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, note)
+print("READY", flush=True)
+while len(got) < 3:
+    time.sleep(0.02)
+sys.exit(5)
+"""
+
+
+def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> None:
+    path = write(tmp_path, script(tmp_path, [sys.executable, "-u", "-c", COUNT]))
+    batch = subprocess.Popen(["bash", str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert batch.stdout is not None
+        lines: list[str] = []
+        for wanted, number in (("READY", signal.SIGUSR1), ("GOT SIGUSR1", signal.SIGTERM), ("GOT SIGTERM", signal.SIGINT)):
+            while wanted not in lines:
+                lines.append(batch.stdout.readline().rstrip("\n"))
+            batch.send_signal(number)  # to the shell alone, as Slurm's --signal=B: does
+        rest = batch.stdout.read()
+        assert batch.wait(timeout=60) == 5
+        assert "GOT SIGINT" in rest and "END TIME: " in rest
+    finally:
+        if batch.poll() is None:
+            os.killpg(batch.pid, signal.SIGKILL)
+            batch.wait()
+
+
+def test_a_signal_during_the_setup_leaves_without_training(tmp_path: Path) -> None:
+    text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=["echo READY", "sleep 1"])
+    batch = subprocess.Popen(["bash", str(write(tmp_path, text))], stdout=subprocess.PIPE, text=True)
+    assert batch.stdout is not None
+    while batch.stdout.readline() != "READY\n":
+        time.sleep(0.01)
+    batch.send_signal(signal.SIGUSR1)
+    rest, _ = batch.communicate(timeout=60)
+    assert batch.returncode == 0 and "TRAINED" not in rest and "before the workers were started" in rest
+
+
+def test_options_say_everything_that_the_request_says(tmp_path: Path) -> None:
+    full = request(
+        tmp_path, array="1-10%1", gpus_per_node=8, cpus_per_task=64, partition="gpu_p5", account="six@a100",
+        constraint="a100", reservation="hug", quality_of_service="qos_gpu-gc", dependency="afterany:12",
+        exclude=("n1", "n2"), comment="tr11:x@y", signal_seconds_before_limit=600, time_limit_seconds=360_000,
+    )  # fmt: skip
+    assert batch_options(full, "nomultithread") == [
+        "--job-name=run", "--partition=gpu_p5", "--account=six@a100", "--constraint=a100", "--reservation=hug",
+        "--qos=qos_gpu-gc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=64", "--hint=nomultithread",
+        "--gres=gpu:8", "--time=100:00:00", "--signal=B:USR1@600", f"--chdir={tmp_path}", "--output=%x-%j.out",
+        "--array=1-10%1", "--dependency=afterany:12", "--exclude=n1,n2", "--comment=tr11:x@y",
+    ]  # fmt: skip
+
+
+def test_a_line_end_can_never_add_an_option(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot stand on one line"):
+        script(tmp_path / "a\n#SBATCH --nodes=999", ["agent"])
+    with pytest.raises(ValueError, match="NUL"):
+        script(tmp_path, ["a\0b"])

@@ -1,0 +1,118 @@
+"""The verdict on a real Slurm: running, queued, held, a dead chain, hung, a controller that does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cluster.base import BatchRequest, Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.detect.registry import detect_all
+from tr11ops.observe import observe
+from tr11ops.rundir import RunDirectory, Submission, new_tag
+from tr11ops.snapshot import RunFacts, Snapshot, Unknown
+from tr11ops.twin.twin import Twin
+from tr11ops.verdict import Verdict, Word, judge
+from trainer.contract import Heartbeat, RunPaths, write_heartbeat
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Run:
+    """One run on the twin, watched as `tr11 status` watches it."""
+
+    def __init__(self, folder: Path, slurm: SlurmScheduler):
+        self.slurm = slurm
+        self.directory = RunDirectory(RunPaths(folder, "watched", "main"), folder / "kill-switch")
+        self.facts = RunFacts("watched", "main", folder, self.directory.kill_switch)
+
+    def submit(self, script: str = "sleep 600", **changes: object) -> str:
+        tag = new_tag()
+        values = {
+            "script": f"#!/bin/bash\n{script}\n", "name": "watched", "nodes": 1, "time_limit_seconds": 1200,
+            "output": "/dev/null", "working_directory": self.directory.root, "comment": self.directory.comment(tag),
+            "partition": "gpu_p5", **changes,
+        }  # fmt: skip
+        job_id = self.slurm.submit(BatchRequest(**values))  # type: ignore[arg-type]
+        self.directory.write_submission(
+            Submission(tag, job_id, "slurm", time.time(), "ana", "h", "watched", "main", None, 1, "hash")
+        )
+        return job_id
+
+    def look(self, later: float = 0.0) -> tuple[Snapshot, Verdict]:
+        seen = observe(self.directory, self.facts, self.slurm, time.time() + later)
+        return seen, judge(seen, detect_all(seen))
+
+    def wait(self, enough: Callable[[Snapshot, Verdict], bool]) -> tuple[Snapshot, Verdict]:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            seen, verdict = self.look()
+            if enough(seen, verdict):
+                return seen, verdict
+            time.sleep(0.5)
+        raise AssertionError(f"never seen; last: {verdict}, {seen.jobs}")
+
+    def running(self) -> Job:
+        seen, _ = self.wait(lambda seen, _: bool(seen.jobs) and any(job.state is JobState.RUNNING for job in seen.jobs))
+        assert not isinstance(seen.jobs, Unknown)
+        return next(job for job in seen.jobs if job.state is JobState.RUNNING)
+
+
+@pytest.fixture
+def run(tmp_path: Path, slurm: SlurmScheduler) -> Run:
+    return Run(tmp_path, slurm)
+
+
+def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
+    job_id = run.submit(array="1-9000:9%1")
+    job = run.running()
+    assert run.look()[1].word is Word.STARTING
+    write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 7, time.time(), job.raw_id))
+    seen, verdict = run.look()
+    assert (verdict.word, "training at iteration 7" in verdict.why) == (Word.HEALTHY, True), verdict
+    waiting = [job for job in seen.jobs if job.state is JobState.PENDING]  # type: ignore[union-attr]
+    assert [len(job.pending_tasks) for job in waiting] == [999]
+    assert seen.unknowns() == ()
+    assert run.look(later=7200)[1].word is Word.STALLED
+
+    # A controller that does not answer is no reason to wake anyone while the heartbeats are fresh.
+    controller = twin.process("slurmctld").pid
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 8, time.time(), job.raw_id))
+        blind, verdict = run.look()
+        assert isinstance(blind.jobs, Unknown)
+        assert (verdict.word, "scheduler unreachable" in verdict.why) == (Word.HEALTHY, True), verdict
+        assert judge(blind, ()).word is Word.HEALTHY
+        assert [finding.detector for finding in detect_all(blind)] == []
+    finally:
+        os.kill(controller, signal.SIGCONT)
+
+    run.slurm.hold(job_id)
+    run.slurm.cancel(f"{job_id}_1")
+    _, verdict = run.wait(lambda seen, verdict: verdict.word is Word.DOWN)
+    assert "JobHeldUser" in verdict.why
+    run.slurm.release(job_id)
+    run.wait(lambda seen, verdict: verdict.word in {Word.QUEUED, Word.STARTING})
+    run.slurm.cancel(job_id)
+    run.wait(lambda seen, verdict: verdict.word is Word.DOWN and "nothing is queued" in verdict.why)
+
+
+def test_a_dead_chain_is_told_from_a_waiting_one(run: Run) -> None:
+    first = run.submit(script="sleep 600")
+    run.running()
+    second = run.submit(dependency=f"afterany:{first}")
+    seen, verdict = run.look()
+    assert verdict.word is Word.STARTING
+    assert [job.reason for job in seen.jobs if job.job_id == second] == ["Dependency"]  # type: ignore[union-attr]
+    # `afterok` behind a job that fails waits for ever, unless the site or the submission says otherwise.
+    run.slurm.cancel(second)
+    third = run.submit(hold=True)
+    run.slurm.cancel(first)
+    _, verdict = run.wait(lambda seen, verdict: verdict.word is Word.DOWN)
+    assert f"job {third} waits for a person (JobHeldUser)" in verdict.why

@@ -1,0 +1,154 @@
+"""How the embedded scheduler's records read as the protocol's `Job`s. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.local_records import PARTITION, Dropped, Submission, TaskRecord, WaitingTask
+
+NO_TASK = 4294967294  # what Slurm writes for %a in a job without an array
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """`1,2,3,7` as people write it: "1-3,7". The numbers must be sorted."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def output_path(submission: Submission, task: TaskRecord | None = None) -> Path:
+    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced.
+
+    Without a task, the patterns that only a started task can fill stay as they are.
+    """
+    values: dict[str, str | int] = {
+        "x": submission.request.name,
+        "A": submission.job_id,
+        "u": submission.user,
+        "%": "%",
+    }
+    if not submission.is_array:
+        values |= {"j": submission.job_id, "a": NO_TASK}
+    if task is not None:
+        values |= {"j": task.raw_id, "a": NO_TASK if task.task_id is None else task.task_id, "N": task.nodes[0]}
+
+    def replaced(match: re.Match[str]) -> str:
+        width, value = match[1], values.get(match[2], match[0])
+        return str(value).zfill(min(int(width), 10)) if width and isinstance(value, int) else str(value)
+
+    return submission.request.working_directory / re.sub(r"%([0-9]*)([xjAaNu%])", replaced, submission.request.output)
+
+
+def _common(submission: Submission) -> dict[str, Any]:
+    request = submission.request
+    return {
+        "array_id": str(submission.job_id) if submission.is_array else None,
+        "name": request.name,
+        "user": submission.user,
+        "partition": PARTITION,
+        "node_count": request.nodes,
+        "submit_time": submission.submit_time,
+        "time_limit_seconds": request.time_limit_seconds,
+        "comment": request.comment,
+        "working_directory": str(request.working_directory),
+    }
+
+
+def _display_id(submission: Submission, task_ids: tuple[int | None, ...]) -> str:
+    numbers = [number for number in task_ids if number is not None]
+    if not submission.is_array:
+        return str(submission.job_id)
+    if len(numbers) == 1:
+        return f"{submission.job_id}_{numbers[0]}"
+    throttle = f"%{submission.throttle}" if submission.throttle else ""
+    return f"{submission.job_id}_[{format_ranges(numbers)}{throttle}]"
+
+
+def waiting_job(submission: Submission, group: tuple[WaitingTask, ...]) -> Job:
+    """The Job for waiting tasks that share their hold and exclusions. `group` must not be empty."""
+    first = group[0]
+    numbers = tuple(task.task_id for task in group if task.task_id is not None)
+    return Job(
+        job_id=_display_id(submission, tuple(task.task_id for task in group)),
+        raw_id=str(submission.job_id),
+        task_id=numbers[0] if len(numbers) == 1 else None,
+        state=JobState.PENDING,
+        reason="JobHeldUser" if first.held else submission.reason,
+        dependency=submission.request.dependency or "",
+        excluded=first.excluded,
+        pending_tasks=numbers,
+        output=str(output_path(submission)),
+        **_common(submission),
+    )
+
+
+def task_job(submission: Submission, task: TaskRecord) -> Job:
+    """The Job for one started task."""
+    return Job(
+        job_id=_display_id(submission, (task.task_id,)),
+        raw_id=str(task.raw_id),
+        task_id=task.task_id,
+        state=task.state,
+        reason=task.reason,
+        nodes=task.nodes,
+        start_time=task.start_time,
+        end_time=task.end_time,
+        exit_code=task.exit_code,
+        exit_signal=task.exit_signal,
+        output=str(output_path(submission, task)),
+        **_common(submission),
+    )
+
+
+def dropped_job(submission: Submission, dropped: Dropped) -> Job:
+    """The Job for tasks that were cancelled before they started."""
+    numbers = tuple(number for number in dropped.task_ids if number is not None)
+    return Job(
+        job_id=_display_id(submission, dropped.task_ids),
+        raw_id=str(submission.job_id),
+        task_id=numbers[0] if len(numbers) == 1 else None,
+        state=JobState.CANCELLED,
+        end_time=dropped.time,
+        output=str(output_path(submission)),
+        **_common(submission),
+    )
+
+
+def submission_jobs(submission: Submission) -> tuple[Job, ...]:
+    """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks in groups."""
+    groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
+    for waiting in submission.waiting:
+        groups.setdefault((waiting.held, waiting.excluded), []).append(waiting)
+    return (
+        *(waiting_job(submission, tuple(group)) for group in groups.values()),
+        *(task_job(submission, task) for task in submission.tasks),
+        *(dropped_job(submission, dropped) for dropped in submission.dropped),
+    )
+
+
+def find_job(submission: Submission, task_id: int | None) -> Job | None:
+    """One task of an array; without `task_id` the job itself, or of an array what matters most now:
+    its waiting tasks, else its newest started task, else the tasks dropped last."""
+    for waiting in submission.waiting:
+        if task_id is not None and waiting.task_id == task_id:
+            return waiting_job(submission, (waiting,))
+    for task in reversed(submission.tasks):
+        if task_id is not None and task.task_id == task_id:
+            return task_job(submission, task)
+    for dropped in submission.dropped:
+        if task_id is not None and task_id in dropped.task_ids:
+            return dropped_job(submission, Dropped((task_id,), dropped.time))
+    jobs = submission_jobs(submission) if task_id is None else ()
+    if jobs and jobs[0].state is JobState.PENDING:
+        return jobs[0]
+    if submission.tasks and task_id is None:
+        return task_job(submission, submission.tasks[-1])
+    return jobs[0] if jobs else None

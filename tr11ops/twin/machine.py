@@ -1,0 +1,110 @@
+"""This machine, as a twin needs it: programs, folders, memory, one command at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from tr11ops.twin.plan import TwinError, TwinPlan
+
+INSTALL_FIX = "apt-get install slurm-wlm munge"
+DAEMONS = ("munged", "slurmctld", "slurmd")
+CLIENTS = ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def default_directory(environ: Mapping[str, str], user_id: int) -> Path:
+    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin; root: /var/lib/tr11/twin.
+
+    Root's home is closed to others, and jobs of other users must be able to read the twin's configuration.
+    """
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "tr11" / "twin"
+    if user_id == 0:
+        return Path("/var/lib/tr11/twin")
+    return Path(environ.get("HOME") or pwd.getpwuid(user_id).pw_dir) / ".local" / "state" / "tr11" / "twin"
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH with the folders of system daemons, which a plain user's PATH often lacks."""
+    return environ.get("PATH", "") + ":" + SYSTEM_PATH
+
+
+def find_programs(path: str) -> dict[str, str]:
+    """Full paths of Slurm's and munge's programs. Raises TwinError that names the missing ones and the fix."""
+    found = {name: shutil.which(name, path=path) for name in DAEMONS + CLIENTS}
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        raise TwinError(f"{', '.join(missing)} not found on this machine: {INSTALL_FIX}")
+    return {name: where for name, where in found.items() if where is not None}
+
+
+def slurm_version(slurmctld: str) -> tuple[int, int]:
+    """Major and minor version, such as (22, 5)."""
+    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
+    match = re.search(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise TwinError(f"{slurmctld} -V said {text.strip()!r}, no version: {INSTALL_FIX}")
+    return int(match[1]), int(match[2])
+
+
+def check_memory(plan: TwinPlan) -> None:
+    """Raises TwinError when the daemons would not fit into free memory."""
+    available = psutil.virtual_memory().available // 2**20
+    if available < plan.memory_needed_megabytes:
+        raise TwinError(
+            f"{len(plan.node_names)} nodes need {plan.memory_needed_megabytes} MB of memory and this machine has "
+            f"{available} MB free: ask for fewer --nodes or end other programs"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that others may read, whatever the umask: jobs of other users need the configuration."""
+    missing = [folder, *folder.parents]
+    missing = [entry for entry in missing if not entry.exists()]
+    try:
+        for entry in reversed(missing):
+            entry.mkdir(exist_ok=True)
+            entry.chmod(0o755)
+    except OSError as error:
+        raise TwinError(f"the folder {folder} cannot be made ({error.strerror}): name another with --dir") from error
+
+
+def write_file(path: Path, text: str, mode: int) -> None:
+    """Write a file with exactly this mode."""
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@contextlib.contextmanager
+def locked(home: Path, name: str) -> Iterator[None]:
+    """Keep a second `up` or `down` of the same twin away until this one is done.
+
+    The lock is an abstract socket: it ends with its process and leaves no file.
+    """
+    digest = hashlib.sha256(bytes(home / name)).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+        try:
+            lock.bind(f"\0tr11-twin-{digest}")
+        except OSError:
+            raise TwinError(f"another command is starting or ending twin {name!r} in {home}: wait for it") from None
+        yield
+
+
+def listens(path: Path) -> bool:
+    """True when a server answers on this Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
