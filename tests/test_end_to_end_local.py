@@ -60,7 +60,7 @@ def test_kill_stops_the_run_and_every_queued_task(playground):
     assert "stopped" in shown.lower()
     refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *directory, expect=1)
     assert "kill" in refused.stderr + refused.stdout
-    playground.tr11("kill", "--run", card, *directory, "--release")
+    playground.tr11("kill", "--run", card, *directory, "--release", "--yes")
     assert not playground.paths("killed").root.joinpath("kill-switch").exists()
 
 

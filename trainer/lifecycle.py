@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from trainer.contract import (
     EXIT_ERROR,
@@ -185,7 +186,7 @@ def write_failure(paths: RunPaths, attempt: Attempt, rank: int, error: BaseExcep
     )
 
 
-def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> None:
+def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> NoReturn:
     """End this process for certain: try `close`, but whatever thread or library hangs, leave within the patience.
 
     The original sometimes stayed after its clean exit and held 384 GPUs (spec/tr11.md 1.12); `os._exit` cannot.

@@ -113,7 +113,8 @@ def up(
     with _refusals():
         twin = Twin.up(plan, directory, lambda text: say(f"{time.monotonic() - began:5.1f} s  {text}"))
     say(f"twin {name} is up after {time.monotonic() - began:.1f} s: {len(plan.node_names)} nodes idle")
-    say(f'use it: eval "$({_own_command("env", name, directory)})"')
+    use = twin.command("env")
+    say(f'use it: eval "$({use})"')
     typer.echo(twin.folders.root)
 
 
@@ -195,15 +196,6 @@ def shell(
         os.execvpe(arguments[0], arguments, {**os.environ, **twin.environment})
     except OSError as error:
         raise Refusal(f"{arguments[0]} cannot be run: {error.strerror}", exit_code=2) from error
-
-
-def _own_command(verb: str, name: str, directory: Path | None) -> str:
-    words = ["tr11", "twin", verb]
-    if name != "default":
-        words += ["--name", name]
-    if directory is not None:
-        words += ["--dir", str(directory.absolute())]
-    return shlex.join(words)
 
 
 def _as_object(twin: Twin, seen: TwinStatus) -> dict[str, Any]:

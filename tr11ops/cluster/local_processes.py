@@ -57,7 +57,9 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 def is_supervisor(process: psutil.Process) -> bool:
     """Is it a supervisor? A job may submit jobs; their supervisors then run below it, and do not end with it."""
-    return process.cmdline()[1:3] == ["-m", SUPERVISOR_MODULE]
+    with contextlib.suppress(psutil.AccessDenied):  # of another user, so not one of ours
+        return process.cmdline()[1:3] == ["-m", SUPERVISOR_MODULE]
+    return False
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -97,9 +99,9 @@ def with_environment(wanted: dict[str, str]) -> list[psutil.Process]:
 
 
 def send(processes: Collection[psutil.Process], number: int) -> None:
-    """Signal each; those already gone are as good as signalled."""
+    """Signal each that is still there and is ours to signal."""
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.send_signal(number)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.local_environment import interpreter, task_environment
 from tr11ops.cluster.local_processes import (
     adopt_orphans,
@@ -28,7 +28,7 @@ from tr11ops.cluster.local_processes import (
     mark,
     send,
 )
-from tr11ops.cluster.local_records import LocalSettings, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import LocalSettings, ProcessMark, Submission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
 from tr11ops.cluster.local_rules import Verdict, choose_nodes, dependency_verdict, parse_dependency
 from tr11ops.cluster.local_step import Command, Step, start_step
@@ -36,6 +36,7 @@ from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
 
 IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
+TROUBLE_SECONDS = 0.5
 CLOSE_SECONDS = 0.05  # while a task is being ended
 LEFTOVER_SECONDS = 2.0  # between TERM and KILL for what a finished batch script left running
 
@@ -50,10 +51,12 @@ class RunningTask:
     warn_at: float | None
     ending: JobState | None = None  # why it is being ended, if not by itself
     kill_at: float | None = None
+    batch: ProcessMark | None = None  # until it is written down
     outcome: tuple[int | None, int | None] | None = None  # the batch script's exit code and signal
     error: str = ""  # why the batch script could not start
     is_closed: bool = False  # the keeper was told to go
     is_lost: bool = False  # the keeper died by itself
+    has_exited: bool = False  # the keeper is gone
     buffer: bytes = b""
 
 
@@ -65,20 +68,52 @@ class Supervisor:
         self.job_id = job_id
         self.running: dict[int, RunningTask] = {}
         self.recovered_at = time.monotonic()
+        self.settings = LocalSettings()
+        self.trouble = ""
         self.wake = os.open(store.job_folder(job_id) / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        while (submission := self.store.load(self.job_id)) is not None:
-            settings = self.store.settings()
-            self._listen()
-            self._enforce(submission, settings)
-            self._record()
-            submission = self.store.load(self.job_id)
-            if not self.running and (submission is None or not submission.waiting):
-                return
-            self._start_ready(settings)
-            self._help_dead_peers()
-            self._wait()
+        is_over = False
+        while not is_over:
+            try:
+                is_over = self._look()
+            except (OSError, SchedulerError, psutil.Error) as error:
+                # A full disk or a bad settings file must not end a training: say it, and try again.
+                self._complain(f"{type(error).__name__}: {error}")
+                self._wait(TROUBLE_SECONDS)
+            else:
+                self.trouble = ""
+                if not is_over:
+                    self._wait(IDLE_SECONDS)
+
+    def _look(self) -> bool:
+        """Do all that can be done now. True when nothing is left to do, ever."""
+        with contextlib.suppress(SchedulerError):  # a file with a fault: the last good settings stay in force
+            self.settings = self.store.settings()
+        self._listen()
+        submission = self.store.load(self.job_id)
+        if submission is not None:
+            self._fail_unstarted(submission)
+            self._enforce(submission)
+        self._record()
+        submission = self.store.load(self.job_id)
+        if not self.running and (submission is None or not submission.waiting):
+            return True
+        self._start_ready()
+        self._help_dead_peers()
+        return False
+
+    def _complain(self, words: str) -> None:
+        if words != self.trouble:
+            self.trouble = words
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}", file=sys.stderr, flush=True)
+
+    def _fail_unstarted(self, submission: Submission) -> None:
+        """A task that is running on disk, and not here, is one whose start went wrong."""
+        for record in submission.running:
+            if record.raw_id not in self.running:
+                change = {"state": JobState.FAILED, "reason": self.trouble or "NotStarted", "end_time": time.time()}
+                self._change_task(record.raw_id, exit_code=1, **change)
 
     # ------------------------------------------------------------------------- running tasks
     def _listen(self) -> None:
@@ -95,13 +130,16 @@ class Supervisor:
             for line in lines:
                 message = json.loads(line)
                 if "batch" in message:
-                    self._change_task(task.raw_id, batch=mark(message["batch"]))
+                    task.batch = mark(message["batch"])
                 elif "error" in message:
                     task.error, task.outcome = message["error"], (1, None)
                 else:
                     task.outcome = (message.get("code", 0), message.get("signal"))
+            if task.batch is not None:
+                self._change_task(task.raw_id, batch=task.batch)
+                task.batch = None
 
-    def _enforce(self, submission: Submission, settings: LocalSettings) -> None:
+    def _enforce(self, submission: Submission) -> None:
         """Early signal, time limit, cancellation, and the end of what a finished script left behind."""
         cancelled = {task.raw_id for task in submission.running if task.cancel}
         for task in self.running.values():
@@ -113,13 +151,13 @@ class Supervisor:
                         os.write(task.step.control, b"SIGUSR1\n")
                 if task.ending is None and (now >= task.limit_at or task.raw_id in cancelled):
                     task.ending = JobState.CANCELLED if task.raw_id in cancelled else JobState.TIMEOUT
-                    self._begin_end(task, now + settings.kill_wait_seconds)
+                    self._begin_end(task, now + self.settings.kill_wait_seconds)
                 elif task.kill_at is not None and now >= task.kill_at:
                     send(self._processes(task), signal.SIGKILL)
             elif not task.is_closed:
                 left = self._processes(task)
                 if left and task.kill_at is None:
-                    self._begin_end(task, now + min(settings.kill_wait_seconds, LEFTOVER_SECONDS))
+                    self._begin_end(task, now + min(self.settings.kill_wait_seconds, LEFTOVER_SECONDS))
                 elif left and task.kill_at is not None and now >= task.kill_at:
                     send(left, signal.SIGKILL)
                 elif not left or task.is_lost:
@@ -140,16 +178,16 @@ class Supervisor:
         """Write down the end of tasks whose keeper has gone."""
         self._reap_orphans()
         for raw_id, task in list(self.running.items()):
-            if not (task.is_closed and _has_exited(task.step.pid)):
+            task.has_exited = task.has_exited or (task.is_closed and _has_exited(task.step.pid))
+            if not task.has_exited:
                 continue
-            os.close(task.step.status)
-            del self.running[raw_id]
             submission = self.store.load(self.job_id)
             record = next((one for one in submission.tasks if one.raw_id == raw_id), None) if submission else None
-            if record is None:
-                continue
-            kill_task_leftovers(task_variables(self.store, record), None)
-            self._change_task(raw_id, **_verdict(task))
+            if record is not None:
+                kill_task_leftovers(task_variables(self.store, record), None)
+                self._change_task(raw_id, **_verdict(task))
+            os.close(task.step.status)
+            del self.running[raw_id]
             self.store.wake()
 
     def _reap_orphans(self) -> None:
@@ -164,13 +202,13 @@ class Supervisor:
                 os.waitpid(child.pid, os.WNOHANG)
 
     # ------------------------------------------------------------------------- waiting tasks
-    def _start_ready(self, settings: LocalSettings) -> None:
+    def _start_ready(self) -> None:
         while True:
             with self.store.changing():
                 submission = self.store.load(self.job_id)
                 if submission is None or not submission.waiting:
                     return
-                chosen, nodes, reason = self._next_task(submission, settings)
+                chosen, nodes, reason = self._next_task(submission)
                 if chosen is None:
                     if reason != submission.reason:
                         self.store.save(replace(submission, reason=reason))
@@ -189,9 +227,7 @@ class Supervisor:
             self._start(submission, record)
             self.store.wake(*(set(self.store.active_ids()) - {self.job_id}))
 
-    def _next_task(
-        self, submission: Submission, settings: LocalSettings
-    ) -> tuple[WaitingTask | None, tuple[str, ...], str]:
+    def _next_task(self, submission: Submission) -> tuple[WaitingTask | None, tuple[str, ...], str]:
         """The task to start now and its nodes, or None and the reason to wait."""
         ready = next((task for task in submission.waiting if not task.held), None)
         if ready is None:
@@ -205,7 +241,7 @@ class Supervisor:
                 return None, (), "Dependency" if verdict is Verdict.WAIT else "DependencyNeverSatisfied"
         if submission.throttle is not None and len(submission.running) >= submission.throttle:
             return None, (), "JobArrayTaskLimit"
-        nodes, reason = choose_nodes(submission, ready, active, settings)
+        nodes, reason = choose_nodes(submission, ready, active, self.settings)
         return (ready if nodes else None), nodes, reason
 
     def _start(self, submission: Submission, record: TaskRecord) -> None:
@@ -217,7 +253,7 @@ class Supervisor:
                 arguments=interpreter(folder / "script"),
                 environment=task_environment(submission, record, base, self.store.folder),
                 working_directory=request.working_directory,
-                output=output_path(submission, record),
+                output=Path(output_path(submission, record)),
             )
         )
         limit_at = time.monotonic() + request.time_limit_seconds
@@ -242,9 +278,8 @@ class Supervisor:
             self.recovered_at = time.monotonic()
             recover(self.store)
 
-    def _wait(self) -> None:
+    def _wait(self, timeout: float) -> None:
         now = time.monotonic()
-        timeout = IDLE_SECONDS
         watched = [self.wake]
         for task in self.running.values():
             if task.ending or task.outcome or task.is_lost:
@@ -271,7 +306,8 @@ def _verdict(task: RunningTask) -> dict[str, object]:
         state, reason = JobState.FAILED, f"RaisedSignal:{number}"
     else:
         state, reason = (JobState.COMPLETED, "") if code == 0 else (JobState.FAILED, "NonZeroExitCode")
-    return {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
+    end = {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
+    return {**end, "step": None, "batch": None}
 
 
 def _has_exited(pid: int) -> bool:

@@ -119,7 +119,7 @@ def observe_launch(
         elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
         foreground=_observed(lambda: foreground_trainings(directory)),
         exclusions=read_exclusions(directory.exclusions),
-        place=_place(directory),
+        place=look_at_place(directory),
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in card.data.prefixes),
         tokenizer=_tokenizer(card),
@@ -182,7 +182,7 @@ def _is_alive(pid: object, started: object) -> bool:
 
 
 # ----------------------------------------------------------------------------- the file system
-def _place(directory: RunDirectory) -> PlaceFacts:
+def look_at_place(directory: RunDirectory) -> PlaceFacts:
     """Look at the folders that the run writes to, or at the nearest existing parent of those that are missing."""
     paths = directory.paths
     fault = ""

@@ -122,7 +122,11 @@ def _progress(snapshot: Snapshot, moving: bool, screen: Screen) -> Iterator[Row]
     yield "loss", f"{last.lm_loss:<8.4f} {sparkline(losses, spark_width, screen.unicode)} last {len(losses)}", ""
     pace = signs.seconds_per_iteration(snapshot)
     if pace is not None:
-        tflops = f", {last.tflops:.1f} TFLOPs" if math.isfinite(last.tflops) and last.tflops > 0 else ""
+        tflops = (
+            f", {last.tflops:.{1 if last.tflops >= 10 else 3}f} TFLOPs"
+            if math.isfinite(last.tflops) and last.tflops > 0
+            else ""
+        )
         yield "speed", f"{pace:.2f} s/iteration (last {last.seconds_per_iteration:.2f}){tflops}", ""
     tokens = f", {quantity(last.consumed_tokens)} tokens" if last.consumed_tokens else ""
     yield "consumed", f"{quantity(last.consumed_samples)} samples{tokens}, batch {last.global_batch_size}", ""

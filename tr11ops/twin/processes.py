@@ -16,6 +16,9 @@ import psutil
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
 
 
+DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+
 @dataclass(frozen=True)
 class ProcessRecord:
     """One process: what it is, and the two numbers which identify it until the machine restarts."""
@@ -56,7 +59,15 @@ def spawn(
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    pid = os.posix_spawn(arguments[0], list(arguments), dict(environment), file_actions=actions, setsid=True)
+    pid = os.posix_spawn(
+        arguments[0],
+        list(arguments),
+        dict(environment),
+        file_actions=actions,
+        setsid=True,
+        setsigmask=(),
+        setsigdef=DEFAULT_SIGNALS,  # Python ignores SIGPIPE, and jobs would inherit that
+    )
     record = ProcessRecord(role, name, pid, start_ticks(pid) or 0, boot_id())
     with ledger.open("a") as stream:
         stream.write(json.dumps(asdict(record)) + "\n")
@@ -77,10 +88,11 @@ def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
 
 
 def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
-    """Running processes that belong to a twin: daemons and step managers by `mark`, jobs by their environment.
+    """Running processes that belong to a twin: daemons by `mark`, step managers and jobs by their environment.
 
-    A job's process has the twin's slurm.conf and the name of a node in its environment, which a person's shell
-    inside the twin has not; what a job started is found through its parents too.
+    Slurm clears the environment of slurmstepd but for SLURM_CONF. A job's process has the twin's slurm.conf and the
+    name of a node there, which a person's shell inside the twin has not; what a job started is found through its
+    parents too.
     """
     mark_entry = f"{MARK}={mark}".encode()
     conf_entry = f"SLURM_CONF={configuration}".encode()
@@ -96,7 +108,10 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
             continue  # gone, or another user's
         if mark_entry in entries:
             role = "daemon"
-        elif conf_entry in entries and any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries):
+        elif conf_entry in entries and (
+            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
+            or _command_name(process.pid) == "slurmstepd"
+        ):
             role = "job"
         else:
             continue
@@ -112,6 +127,17 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
                 waiting.append(child)
     found.pop(os.getpid(), None)
     return tuple(found.values())
+
+
+def _names_a_node(environment: Iterable[bytes]) -> bool:
+    return any(entry.startswith(b"SLURMD_NODENAME=") for entry in environment)
+
+
+def _command_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def end(records: Iterable[ProcessRecord], grace_seconds: float) -> tuple[ProcessRecord, ...]:

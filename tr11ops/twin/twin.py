@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
@@ -122,8 +123,11 @@ class Twin:
                 twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
                 try:
                     twin._start(programs, database_programs, progress, time.monotonic() + deadline_seconds)
+                except TwinError as error:
+                    kept = twin._end(keep_logs=True)
+                    raise TwinError(str(error).replace(str(folders.logs), str(kept))) from error
                 except BaseException:
-                    twin._end(keep_logs=True)
+                    twin._end(keep_logs=False)
                     raise
         return twin
 
@@ -150,6 +154,16 @@ class Twin:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down()
+
+    def command(self, verb: str) -> str:
+        """The command line that does `verb` ("down", "status", "env") to this twin."""
+        words = ["tr11", "twin", verb]
+        if self.plan.name != "default":
+            words += ["--name", self.plan.name]
+        home = self.folders.root.parent
+        if home != _home(None):
+            words += ["--dir", str(home)]
+        return shlex.join(words)
 
     # -- what clients need -----------------------------------------------------------------------------------------
 
@@ -349,12 +363,12 @@ def _reuse(running: Twin, plan: TwinPlan) -> Twin:
         different = ", ".join(f"{key} {theirs[key]} (asked: {ours[key]})" for key in ours if ours[key] != theirs[key])
         raise TwinError(
             f"twin {plan.name!r} is up in {running.folders.root} with {different}: "
-            f"tr11 twin down --name {plan.name}, or choose another --name"
+            f"{running.command('down')}, or choose another --name"
         )
     if not running.status().is_healthy:
         raise TwinError(
             f"twin {plan.name!r} in {running.folders.root} is up but not healthy: "
-            f"look with tr11 twin status --name {plan.name}, then tr11 twin down --name {plan.name}"
+            f"look with {running.command('status')}, then {running.command('down')}"
         )
     return running
 

@@ -125,7 +125,7 @@ def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: boo
 def tflops_per_gpu(  # noqa: PLR0917  # the formula's own six quantities
     model: ModelSection,
     padded_vocabulary_size: int,
-    global_batch_size: int,
+    global_batch_size: float,
     seconds: float,
     world_size: int,
     sequence_length: int | None = None,

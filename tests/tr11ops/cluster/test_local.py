@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError
+from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_processes import with_environment
 from tr11ops.cluster.local_records import simulated_nodes
@@ -164,6 +164,29 @@ def test_a_dead_supervisor_does_not_keep_nodes_from_others(scheduler: LocalSched
     until((scheduler.store.folder.parent / "second-ran").exists, "the second job has run")
     assert ended(scheduler, first).state is JobState.NODE_FAIL
     assert ended(scheduler, second).state is JobState.COMPLETED
+
+
+def test_trouble_with_the_state_folder_does_not_end_a_job(scheduler: LocalScheduler) -> None:
+    folder = scheduler.store.folder.parent
+    job_id = scheduler.submit(request(scheduler, "touch ready; while [ ! -e go ]; do sleep 0.05; done; touch done"))
+    until((folder / "ready").exists, "the script runs")
+    settings = scheduler.store.folder / "settings.json"
+    good = settings.read_text()
+    settings.write_text("not JSON at all")
+    state = scheduler.store.job_folder(int(job_id)) / "state.json"
+    saved = state.read_text()
+    state.write_text("{")
+    scheduler.store.wake(int(job_id))
+    log = scheduler.store.job_folder(int(job_id)) / "supervisor.log"
+    until(lambda: "state.json" in text_of(log), "the supervisor complains")
+    with pytest.raises(SchedulerUnreachable):
+        scheduler.job(job_id)  # what cannot be read is unknown, not gone
+    (folder / "go").touch()
+    until((folder / "done").exists, "the script has done its work")
+    state.write_text(saved)
+    settings.write_text(good)
+    assert ended(scheduler, job_id).state is JobState.COMPLETED
+    assert len(log.read_text().splitlines()) <= 3  # said once, not twice a second
 
 
 # ----------------------------------------------------------------------------- nothing survives

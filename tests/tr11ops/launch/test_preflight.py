@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint, write_dataset
 from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
 from tr11ops.launch.check import Check, Level, verdict
-from tr11ops.launch.facts import LaunchFacts, LaunchRequest, kill_switch_claim, observe_launch
+from tr11ops.launch.facts import LaunchFacts, LaunchRequest, kill_switch_claim, look_at_place, observe_launch
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.runcard import RunCard, load_card
 from tr11ops.rundir import RunDirectory, Submission, new_tag
@@ -165,17 +166,36 @@ FILES: list[tuple[Callable[[Bench], object], int, str]] = [
     (foreign_switch, 2, "run.kill_switch: "),
     (claimed_switch, 2, "shared-switch belongs to another run, "),
     (file_for_directory, 1, "run.directory: "),
-    (lambda bench: setattr(bench, "overrides", ["run.directory=/proc/tr11-run"]), 1, "run.directory: "),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("damage", "code", "words"), FILES, ids=[words[:30] for *_, words in FILES])
 def test_what_the_files_say(bench: Bench, damage: Callable[[Bench], object], code: int, words: str) -> None:
     damage(bench)
-    if "/proc" in str(bench.overrides) and not bench.facts().place.fault:
-        pytest.skip("this user may write everywhere")
     assert any(words in fault for fault in bench.faults()), bench.faults()
     assert bench.code() == code
+
+
+def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
+    closed = bench.folder / "closed"
+    closed.mkdir(mode=0o555)
+    bench.overrides = [f"run.directory={closed}/run"]
+    directory = bench.directory
+    child = os.fork()
+    if child == 0:  # root may write everywhere, so another user looks
+        status = 1
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            status = 0 if look_at_place(directory).fault.endswith(" cannot be written to") else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    bench.changes = {"place": replace(bench.facts().place, fault=f"{closed} cannot be written to")}
+    assert bench.faults() == [
+        f"refused: run.directory: {closed} cannot be written to; "
+        "choose another run.directory, or ask its owner for write access"
+    ]
 
 
 def test_too_little_space(bench: Bench) -> None:

@@ -16,11 +16,13 @@ import pytest
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
+from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract import checkpoint_steps
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)
 SHAPE = Shape(tensor=2, data=2)
+HEARD = 3  # how a rank leaves that was told, by CheckpointError, that another is gone
 
 
 def info(shape: Shape) -> CheckpointInfo:
@@ -113,8 +115,11 @@ def test_killed_at_every_file_operation(memory_path: Path, old: list[tuple[int, 
 def save_until_killed(rank: int, folder: Path, first: int, victim: int, event_number: int) -> None:
     if rank == victim:
         die_at(event_number, folder)
-    for step in itertools.count(first):
-        save(folder, SHAPE, rank, step, step)
+    try:
+        for step in itertools.count(first):
+            save(folder, SHAPE, rank, step, step)
+    except CheckpointError:
+        os._exit(HEARD)
 
 
 def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -> None:
@@ -133,6 +138,7 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
             time.sleep(chance.choice([0, 0, 0.02]))
         world.stop(processes)
         assert exitcode == -signal.SIGKILL
+        assert {process.exitcode for process in processes} <= {-signal.SIGKILL, HEARD}
         left_behind.add(tuple(sorted(path.name.split("-")[0] for path in memory_path.glob(".global_step*"))))
         found = survivor(memory_path)
         if found is None:

@@ -1,0 +1,160 @@
+"""The `tr11` command itself: a quick help, errors in one line, exit codes, and never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops import __version__
+from tr11ops.cli import main
+from tr11ops.cli.common import Refusal, age
+from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from trainer.config import CardError, Problem
+
+ROOT = Path(__file__).parents[3]
+HEAVY = {"torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "plotly", "gcsfs", "psutil"}
+
+
+def fresh(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+TYPED = "from tr11ops.cli.main import run; run()"
+
+
+@pytest.mark.parametrize("words", [["--help"], [], ["--version"], ["nonsense"]])
+def test_the_front_page_imports_nothing_heavy(words: list[str]) -> None:
+    code = f"""
+import sys
+from tr11ops.cli.main import execute
+execute({words!r})
+print(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr)
+"""
+    done = fresh(code)
+    assert set(done.stderr.splitlines()[-1].split()) & HEAVY == set()
+    assert set(done.stderr.splitlines()[-1].split()) >= {"typer"}
+
+
+def test_the_front_page_names_every_command_and_fits_in_80_columns() -> None:
+    done = fresh(TYPED, "--help")
+    assert done.returncode == 0 and done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for name in main.COMMANDS:
+        assert f"\n  {name} " in done.stdout
+    assert fresh(TYPED).stdout == done.stdout
+    assert fresh(TYPED, "--version").stdout == f"tr11 {__version__}\n"
+
+
+@pytest.mark.parametrize("name", [name for name, entry in main.COMMANDS.items() if not entry.is_group])
+def test_every_command_has_help_with_an_example_in_80_columns(name: str) -> None:
+    done = fresh(TYPED, name, "--help", COLUMNS="80", TERM="dumb")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert f"tr11 {name}" in done.stdout.replace("Usage: tr11", "", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (CardError("card.toml", [Problem("a.b", 3, "is wrong", "mend it")]), 2, "card.toml: a.b = 3: is wrong; mend it"),
+        (SchedulerUnreachable("timed out"), 3, "the scheduler did not answer: timed out"),
+        (SchedulerError("no such partition"), 1, "the scheduler refused: no such partition"),
+        (Refusal("not this way", 2), 2, "not this way"),
+        (OSError(28, "No space left on device", "/run/x"), 1, "/run/x: No space left on device"),
+        (KeyboardInterrupt(), 1, "interrupted; nothing more was done"),
+        (RuntimeError("a\nb"), 1, "an error of tr11 itself: RuntimeError: a b (TR11_DEBUG=1 shows where)"),
+    ],
+)
+def test_every_error_is_one_line_and_a_documented_code(error: BaseException, code: int, words: str) -> None:
+    found, text = main.explain(error, "launch")
+    assert found == code and text.startswith(words) and "\n" not in text
+
+
+def test_a_misspelt_command_is_told_the_nearest() -> None:
+    done = fresh(TYPED, "luanch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tr11: No such command 'luanch'. Did you mean 'launch'? (see tr11 --help)\n"
+
+
+def test_debug_shows_where(tmp_path: Path) -> None:
+    plain = fresh(TYPED, "launch", "--run", str(tmp_path))
+    debug = fresh(TYPED, "launch", "--run", str(tmp_path), TR11_DEBUG="1")
+    assert plain.returncode == debug.returncode == 2
+    assert "Traceback" not in plain.stderr and "Traceback" in debug.stderr
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    done = fresh(TYPED, "launch", "--run", "a\x1b[2Jb\nc")
+    assert done.returncode == 2 and "\x1b" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(1); " + TYPED, "--help"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert first.stdout is not None and first.stderr is not None
+    first.stdout.close()
+    assert (first.wait(timeout=120), first.stderr.read()) == (0, b"")
+    first.stderr.close()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59, "59 s"), (61, "1 min"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")])
+def test_ages(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+# ----------------------------------------------------------------------------- anything may be typed
+WORDS = st.one_of(
+    st.sampled_from(
+        ["--run", "--array", "--set", "--exclude", "--nodes", "--after", "--json", "--dry-run", "--yes", "--release", "--wait",
+         "--lines", "-n", "--rank", "--node", "--job", "--scheduler", "local", "small.toml", "demo", "1-3", "1-3%1", "0",
+         "-1", "model.hidden_size=7", "run.directory=", "run.kill_switch=.", "slurm.nodes=0", "x=y", "--timeout", "--reason"]
+    ),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def playground() -> Iterator[Path]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TR11_LOCAL_SCHEDULER", f"{name}/scheduler")
+        patch.setenv("PATH", "/nonexistent")  # no Slurm of this machine is ever asked
+        patch.delenv("TR11_RUN", raising=False)
+        write_card(Path(name))
+        os.chdir(name)
+        yield Path(name)
+        os.chdir(before)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["launch", "kill", "logs"]), st.lists(WORDS, max_size=5))
+def test_whatever_is_typed_no_traceback_and_a_documented_code(playground: Path, command: str, words: list[str]) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    safe = ["--dry-run"] if command == "launch" else []
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main.execute([command, *safe, *(word for word in words if word not in {"-f", "--follow"})])
+    text = out.getvalue() + err.getvalue()
+    assert code in {0, 1, 2, 3}, (command, words, code)
+    assert "Traceback" not in text and "an error of tr11 itself" not in text, (command, words, text)
+    assert code == 0 or err.getvalue().strip(), (command, words)
+    if "--json" in words and code and out.getvalue().strip() and "--help" not in words:
+        json.loads(out.getvalue())
+    assert not (playground / "run" / "state").exists()
