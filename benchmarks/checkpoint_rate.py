@@ -31,7 +31,7 @@ COLUMNS = 1024
 
 
 def synthetic_state(rank: int, ranks: int, parameters: int, tensors: int = 24) -> ShardedState:
-    """The state of one data-parallel rank: `tensors` equal matrices, each owned by all ranks, masters split by ZeRO-1."""
+    """One data-parallel rank's state: `tensors` equal matrices, held by all, and its ZeRO-1 share of the masters."""
     shape = (max(ranks, parameters // tensors // COLUMNS), COLUMNS)
     weights = [
         LocalTensor(f"layer.{number}.weight", shape, (0, 0), torch.randn(shape).to(torch.bfloat16), True)
@@ -64,11 +64,11 @@ def raw_write(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def measure(rank: int, ranks: int, folder: Path, parameters: int, repeats: int, results: Any) -> None:
+def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, results: Any) -> None:
     """One rank's part of the measurement; rank 0 sends (raw, save, verify, load) in bytes per second per repeat."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-    state = synthetic_state(rank, ranks, parameters)
+    state = synthetic_state(rank, ranks, int(options.gibibytes * (1 << 30) / 14))
     info = CheckpointInfo({"data": ranks}, {})
     extras = Extras({"consumed_samples": 0, "consumed_tokens": 0})
 
@@ -81,9 +81,11 @@ def measure(rank: int, ranks: int, folder: Path, parameters: int, repeats: int, 
         return time.perf_counter() - begin
 
     size = store.save(folder / "warm", 1, state, extras, info).bytes
-    for repeat in range(repeats):
+    for repeat in range(options.repeats):
         place = folder / str(repeat)
-        raw = timed(lambda: raw_write(folder / f"raw{rank}", size // ranks))
+        raw_path = folder / f"raw{repeat}-{rank}"
+        raw = timed(lambda: raw_write(raw_path, size // ranks))  # noqa: B023
+        raw_path.unlink()
         saved = timed(lambda: store.save(place, 1, state, extras, info))  # noqa: B023
         verified = timed(lambda: store.find_resumable(place, "digests", True, print))  # noqa: B023
         loaded = timed(lambda: store.load(place, 1, state, info))  # noqa: B023
@@ -100,11 +102,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
     options = parser.parse_args()
-    parameters = int(options.gibibytes * (1 << 30) / 14)
     with tempfile.TemporaryDirectory(prefix="tr11-checkpoint-rate-", dir=options.folder) as name:
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
-        shared = (options.ranks, Path(name), parameters, options.repeats, sender)
+        shared = (options.ranks, Path(name), options, sender)
         workers = [context.Process(target=measure, args=(rank, *shared)) for rank in range(options.ranks)]
         for worker in workers:
             worker.start()
@@ -113,7 +114,8 @@ def main() -> None:
             if receiver.poll(1.0):
                 size, rates = receiver.recv()
                 rows.append(rates)
-                print(f"  {size / 1e6:.0f} MB: " + ", ".join(f"{rate / 1e6:.0f}" for rate in rates) + " MB/s", flush=True)
+                shown = ", ".join(f"{rate / 1e6:.0f}" for rate in rates)
+                print(f"  {size / 1e6:.0f} MB, raw, save, verify, load: {shown} MB/s", flush=True)
         for worker in workers:
             worker.join()
     raw, saved, verified, loaded = (statistics.median(column) for column in zip(*rows, strict=True))

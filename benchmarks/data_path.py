@@ -10,8 +10,10 @@ corpora are compared bit by bit.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
+import multiprocessing
 import os
 import platform
 import sys
@@ -33,7 +35,7 @@ from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.stream import SampleStream, open_splits
 from trainer.data.tokenize import PreprocessRequest, preprocess
-from trainer.data.tokenizer import train_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 MEGATRON_SHARE = 0.80  # its rule for the last epoch; everything else is the same
 
@@ -43,14 +45,21 @@ def say(name: str, value: str, peer: str = "") -> None:
     sys.stdout.flush()
 
 
-def timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+def timed(
+    work: Callable[[], Any], repeats: int = 3, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, Any]:
     """Least seconds of some repeats, and what the work returned."""
     best, result = float("inf"), None
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         result = work()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, clock() - started)
     return best, result
+
+
+def cpu_timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+    """As `timed`, in seconds of this process's own work: for what one thread does, whatever else the machine does."""
+    return timed(work, repeats, time.process_time)
 
 
 def megatron() -> types.SimpleNamespace | None:
@@ -86,7 +95,31 @@ def megatron_maps(
     return order, rows, peer.gpt._build_shuffle_index(before if apart else total, total, random)
 
 
-def measure_text(folder: Path, min_bytes: int) -> Path:
+_texts_of: list[Tokenizer] = []  # one in each process of the pool below
+
+
+def _load(path: str) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _texts_of.append(load_tokenizer(path))
+
+
+def _encode(line: str) -> list[int]:
+    return [*_texts_of[0].encode_batch([json.loads(line)["text"]])[0], _texts_of[0].eod_id]
+
+
+def megatron_way(peer: types.SimpleNamespace, corpus: Path, tokenizer: Path, prefix: str, workers: int) -> None:
+    """What its preprocessing script does: lines through a pool in chunks of 25, one text at a time, its own builder."""
+    import torch
+
+    context = multiprocessing.get_context("spawn")
+    builder = peer.indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    with context.Pool(workers, _load, (str(tokenizer),)) as pool, corpus.open(encoding="utf-8") as lines:
+        for ids in pool.imap(_encode, lines, 25):
+            builder.add_document(torch.tensor(ids), [len(ids)])
+    builder.finalize(f"{prefix}.idx")
+
+
+def measure_text(folder: Path, min_bytes: int, peer: types.SimpleNamespace | None) -> Path:
     """Corpus, tokenizer, preprocessing; returns the prefix of the pair."""
     corpus = folder / "corpus.jsonl"
     seconds, report = timed(lambda: build_corpus(corpus, min_bytes, force=True), repeats=1)
@@ -100,12 +133,22 @@ def measure_text(folder: Path, min_bytes: int) -> Path:
 
     seconds, _ = timed(lambda: train_tokenizer(texts(), 4096, folder / "tokenizer"), repeats=1)
     say("tokenizer of 4,096 tokens, s", f"{seconds:.2f}")
-    for workers in (1, 2, 4):
-        if workers > 2 * (os.cpu_count() or 1):
-            continue
+    for workers in sorted({1, 2, os.cpu_count() or 1}):
         request = PreprocessRequest(corpus, folder / "tokenizer", str(folder / "bench"), workers=workers)
-        seconds, report = timed(lambda asked=request: preprocess(asked, force=True), repeats=2)
-        say(f"preprocess, {workers} workers, tokens/s", f"{report.tokens / seconds:,.0f}")
+        theirs = str(folder / "megatron")
+        seconds = peer_seconds = float("inf")
+        for _ in range(3):  # in turn, so that both meet the same machine
+            once, report = timed(lambda asked=request: preprocess(asked, force=True), repeats=1)
+            seconds = min(seconds, once)
+            if peer is not None:
+                work = functools.partial(megatron_way, peer, corpus, folder / "tokenizer", theirs, workers)
+                peer_seconds = min(peer_seconds, timed(work, repeats=1)[0])
+        line = ""
+        if peer is not None:
+            same = Path(f"{theirs}.bin").read_bytes() == Path(f"{request.prefix}.bin").read_bytes()
+            rate = report.tokens / peer_seconds
+            line = f"Megatron's way {rate:,.0f}; ratio {peer_seconds / seconds:.2f}; files equal {same}"
+        say(f"preprocess, {workers} workers, tokens/s", f"{report.tokens / seconds:,.0f}", line)
     return Path(request.prefix)
 
 
@@ -147,15 +190,17 @@ def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
     order = np.random.RandomState(2).permutation(np.tile(np.arange(documents, dtype=np.int32), 2))
     tokens = int(sizes.sum())
     samples = (2 * tokens - 1) // 2048
-    seconds, rows = timed(lambda: build_sample_index(sizes, order, 2048))
+    seconds, rows = cpu_timed(lambda: build_sample_index(sizes, order, 2048))
     line = ""
     if peer is not None:
-        peer_seconds, theirs = timed(lambda: peer.helpers.build_sample_idx(sizes, order, 2048, 2, tokens, True, True))
+        peer_seconds, theirs = cpu_timed(
+            lambda: peer.helpers.build_sample_idx(sizes, order, 2048, 2, tokens, True, True)
+        )
         equal = rows.dtype == theirs.dtype and np.array_equal(rows, theirs)
         line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}; bit-equal {equal}"
-    say(f"sample index, {2 * documents:,} documents, s", f"{seconds:.3f}", line)
+    say(f"sample index, {2 * documents:,} documents, CPU s", f"{seconds:.3f}", line)
     whole = {"samples": samples, "seed": 1}
-    seconds, _ = timed(
+    seconds, _ = cpu_timed(
         lambda: build_index_maps(
             sizes, range(documents), sequence_length=2048, last_epoch_share=MEGATRON_SHARE, **whole
         ),
@@ -163,9 +208,11 @@ def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
     )
     line = ""
     if peer is not None:
-        peer_seconds, _ = timed(lambda: megatron_maps(peer, sizes, range(documents), length=2048, **whole), repeats=2)
+        peer_seconds, _ = cpu_timed(
+            lambda: megatron_maps(peer, sizes, range(documents), length=2048, **whole), repeats=2
+        )
         line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}"
-    say(f"all three maps, {samples:,} samples, s", f"{seconds:.3f}", line)
+    say(f"all three maps, {samples:,} samples, CPU s", f"{seconds:.3f}", line)
 
 
 def compare_maps(peer: types.SimpleNamespace, cases: int = 400) -> None:
@@ -199,7 +246,7 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
         ("28 sets", (random.pareto(1.0, 28) + 0.01).tolist()),
         ("28 sets, rare ones 1e-6", [*[1e-6] * 4, *(random.pareto(1.0, 24) + 0.1).tolist()]),
     ):
-        seconds, (sets, numbers) = timed(lambda given=weights: build_blend(given, samples), repeats=1)
+        seconds, (sets, numbers) = cpu_timed(lambda given=weights: build_blend(given, samples), repeats=1)
         line = ""
         if peer is not None:
             shares = np.array(normalised(weights))
@@ -209,10 +256,10 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
             def theirs(out: Any = (their_sets, their_numbers), shares: np.ndarray = shares) -> None:
                 peer.compiled.build_blending_indices(out[0], out[1], shares, len(shares), samples, False)
 
-            peer_seconds, _ = timed(theirs, repeats=1)
+            peer_seconds, _ = cpu_timed(theirs, repeats=1)
             equal = np.array_equal(sets, their_sets) and np.array_equal(numbers, their_numbers)
             line = f"megatron-core {peer_seconds:.2f}; ratio {peer_seconds / seconds:.2f}; equal {equal}"
-        say(f"mixture of {samples:,}, {name}, s", f"{seconds:.2f}", line)
+        say(f"mixture of {samples:,}, {name}, CPU s", f"{seconds:.2f}", line)
 
 
 def measure_stream(prefix: Path, folder: Path) -> None:
@@ -238,7 +285,7 @@ def main() -> None:
     say("megatron-core", "found" if peer else "not installed here")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        prefix = measure_text(folder, options.min_bytes)
+        prefix = measure_text(folder, options.min_bytes, peer)
         measure_writing(folder, peer)
         measure_stream(prefix, folder)
     measure_maps(options.documents, peer)

@@ -12,7 +12,7 @@ from trainer.model import flops
 from trainer.schedule import BatchLevel, batch_levels, consumed_samples_at, iterations_at, learning_rate_at
 
 SCHEMA = 1
-# What the 176B training reached on A100-80GB (spec/tr11.md 2.1): assumed for GPUs when nothing was measured.
+# What the 176B training reached on A100-80GB: assumed for GPUs when nothing was measured.
 ASSUMED_TFLOPS = 149.0
 
 

@@ -11,7 +11,7 @@ from trainer.config import Problem
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
-# A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes (spec/tr11.md 1.15).
+# A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes.
 LONG_ATTEMPT_SECONDS = 4 * 3600
 MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
 MARGIN_SECONDS = 60

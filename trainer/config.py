@@ -315,7 +315,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
-    """Rules that span several keys (spec/tr11.md 3.2, 3.3, 3.14), for `world_size` workers. Empty when all hold."""
+    """Rules that span several keys, for `world_size` workers. Empty when all hold."""
     problems: list[Problem] = []
 
     def refuse(key: str, value: Any, rule: str, fix: str) -> None:

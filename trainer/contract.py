@@ -167,7 +167,7 @@ class StepRecord:
 
 
 def format_step(record: StepRecord) -> str:
-    """The per-iteration line of the original training, byte for byte (facts: spec/tr11.md 3.8).
+    """The per-iteration line of the original training, byte for byte.
 
     A NaN loss is printed as `nan`: the original dropped the field, which hid the fault.
     """

@@ -1,7 +1,7 @@
 """The training engine: the one file that imports DeepSpeed.
 
 It turns the model's layers into a pipeline, trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded
-state to the checkpoint. What each setting is for, and what breaks without it: spec/trainer-notes.md section 3.
+state to the checkpoint. Each setting that matters says why beside it.
 """
 
 from __future__ import annotations

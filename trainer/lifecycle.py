@@ -1,7 +1,7 @@
 """When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
 
 No torch here. Rank 0 looks for signs (`look`), the loop broadcasts what it saw, and `decide` turns that into the same decision
-on every rank: so none can leave while another goes on (spec/tr11.md 1.12). A signal that reached another rank gets to rank 0
+on every rank: so none can leave while another goes on. A signal that reached another rank gets to rank 0
 through the stop-request file: one iteration later, and at no cost in those without a signal.
 """
 
@@ -189,7 +189,7 @@ def write_failure(paths: RunPaths, attempt: Attempt, rank: int, error: BaseExcep
 def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> NoReturn:
     """End this process for certain: try `close`, but whatever thread or library hangs, leave within the patience.
 
-    The original sometimes stayed after its clean exit and held 384 GPUs (spec/tr11.md 1.12); `os._exit` cannot.
+    The original sometimes stayed after its clean exit and held 384 GPUs; `os._exit` cannot.
     """
     timer = threading.Timer(patience_seconds, os._exit, args=(code,))
     timer.daemon = True

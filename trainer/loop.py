@@ -191,7 +191,7 @@ class Trainer:
         """Mean validation loss over the same samples every time, so that the values can be compared.
 
         Between its batches a stop is honoured: an evaluation of many sets took longer than the margin before the
-        time limit (spec/tr11.md 1.6).
+        time limit.
         """
         self.heartbeat.beat("evaluating", self.progress.iteration)
         count = self.config.evaluation.iterations

@@ -1,4 +1,4 @@
-"""One record per step: the log line, `metrics.jsonl`, and TensorBoard (tags of spec/tr11.md 3.8).
+"""One record per step: the log line, `metrics.jsonl`, and TensorBoard (tags of Megatron-DeepSpeed).
 
 Only the last rank writes, as in the original: it holds the loss. Reading these files back is `trainer.contract`'s work.
 """

@@ -1,6 +1,6 @@
 """What is a function of consumed samples alone: the global batch, the number of steps, the learning rate.
 
-Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas: spec/tr11.md 3.3 and 3.4.
+Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas: Megatron's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tr11 estimate`: the acceptance vectors of spec/tr11.md section 10 from the shipped cards; screen and JSON."""
+"""`tr11 estimate`: the acceptance vectors of the 176B training from the shipped cards; screen and JSON."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ JSON_VALUES = st.recursive(
     max_leaves=8,
 )
 ENTRIES = st.lists(
-    st.tuples(st.text(max_size=12), st.text(max_size=30), st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3)),
+    st.tuples(
+        st.text(max_size=12), st.text(max_size=30), st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3)
+    ),
     min_size=1,
     max_size=6,
 )
@@ -93,7 +95,12 @@ def test_writers_are_merged_by_time(tmp_path: Path) -> None:
         for moment in moments:
             Journal(tmp_path, writer).write("kind", when=moment, who="me")
     ledger = read_journal(tmp_path)
-    assert [(entry.time, entry.writer) for entry in ledger.entries] == [(1.0, "b-2"), (2.0, "a-1"), (3.0, "a-1"), (4.0, "b-2")]
+    assert [(entry.time, entry.writer) for entry in ledger.entries] == [
+        (1.0, "b-2"),
+        (2.0, "a-1"),
+        (3.0, "a-1"),
+        (4.0, "b-2"),
+    ]
     assert {entry.previous for entry in ledger.entries if entry.sequence == 0} == {GENESIS}
 
 

@@ -1,4 +1,4 @@
-"""Sizes and costs against the figures of the 176B training (spec/tr11.md 3.9, 3.14, 3.15)."""
+"""Sizes and costs against the figures of the 176B training."""
 
 from __future__ import annotations
 

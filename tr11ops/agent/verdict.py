@@ -23,7 +23,7 @@ class AttemptVerdict:
 def conclude(marker: EndMarker | None, step_status: int, first_failure: str | None, srun_lines: tuple[str, ...]) -> AttemptVerdict:
     """The verdict of one attempt.
 
-    Exit status 0 is not success: without the trainer's own end marker the attempt failed (design.md, invariant 3).
+    Exit status 0 is not success: without the trainer's own end marker the attempt failed.
     A marker is success even when the step's status is not 0: the launcher may fail after a clean end.
     """
     if marker is not None:

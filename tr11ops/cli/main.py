@@ -108,7 +108,7 @@ app = typer.Typer(
     cls=LazyGroup,
     name="tr11",
     help="Keep a large training alive on a Slurm cluster, and lose nothing.",
-    invoke_without_command=True,
+    invoke_without_command=True,  # for --version
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -127,8 +127,7 @@ def root(
         typer.echo(f"tr11 {__version__}")
         raise typer.Exit(EXIT_FINE)
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(EXIT_FINE)
+        ctx.fail("Missing command.")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -142,19 +141,25 @@ def execute(arguments: Sequence[str]) -> int:
     `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the error as an object.
     """
     try:
-        status = app(list(arguments), prog_name="tr11", standalone_mode=False)
+        status = app(list(arguments) or ["--help"], prog_name="tr11", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FINE
+        return _reader_left()
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer met it first
+            return _reader_left()
         return error.code if isinstance(error.code, int) else EXIT_NEEDS_PERSON
     except BaseException as error:
         return _report(error, arguments)
     if status == 130:  # how typer reports Ctrl-C
         return _report(KeyboardInterrupt(), arguments)
     return status if isinstance(status, int) else EXIT_FINE
+
+
+def _reader_left() -> int:
+    """The reader (`| head`) has what it wanted. Python would complain once more when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return EXIT_FINE
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:

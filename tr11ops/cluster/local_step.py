@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_processes import adopt_orphans, descendants, mark, send
 from tr11ops.cluster.local_records import ProcessMark
 
@@ -39,6 +40,41 @@ class Step:
     mark: ProcessMark
     status: int
     control: int
+
+
+@dataclass
+class RunningTask:
+    """A task's processes and clocks, in the supervisor alone. Times are of the monotonic clock."""
+
+    raw_id: int
+    step: Step
+    limit_at: float
+    warn_at: float | None
+    ending: JobState | None = None  # why it is being ended, if not by itself
+    kill_at: float | None = None
+    batch: ProcessMark | None = None  # until it is written down
+    outcome: tuple[int | None, int | None] | None = None  # the batch script's exit code and signal
+    error: str = ""  # why the batch script could not start
+    is_closed: bool = False  # the keeper was told to go
+    is_lost: bool = False  # the keeper died by itself
+    has_exited: bool = False  # the keeper is gone
+    buffer: bytes = b""
+
+    def verdict(self) -> dict[str, object]:
+        """How a task ended, as changes of its record."""
+        code, number = self.outcome or (None, None)
+        if self.ending is not None:
+            state, reason = self.ending, "TimeLimit" if self.ending is JobState.TIMEOUT else ""
+        elif self.outcome is None:
+            state, reason = JobState.NODE_FAIL, "KeeperDied"
+        elif self.error:
+            state, reason = JobState.FAILED, f"the batch script could not start: {self.error}"
+        elif number is not None:
+            state, reason = JobState.FAILED, f"RaisedSignal:{number}"
+        else:
+            state, reason = (JobState.COMPLETED, "") if code == 0 else (JobState.FAILED, "NonZeroExitCode")
+        end = {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
+        return {**end, "step": None, "batch": None}
 
 
 def start_step(command: Command) -> Step:

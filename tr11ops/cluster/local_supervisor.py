@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -28,10 +28,10 @@ from tr11ops.cluster.local_processes import (
     mark,
     send,
 )
-from tr11ops.cluster.local_records import LocalSettings, ProcessMark, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import LocalSettings, Submission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
 from tr11ops.cluster.local_rules import Verdict, choose_nodes, dependency_verdict, parse_dependency
-from tr11ops.cluster.local_step import Command, Step, start_step
+from tr11ops.cluster.local_step import Command, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
 
@@ -39,25 +39,6 @@ IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for 
 TROUBLE_SECONDS = 0.5
 CLOSE_SECONDS = 0.05  # while a task is being ended
 LEFTOVER_SECONDS = 2.0  # between TERM and KILL for what a finished batch script left running
-
-
-@dataclass
-class RunningTask:
-    """A task's processes and clocks, in the supervisor alone. Times are of the monotonic clock."""
-
-    raw_id: int
-    step: Step
-    limit_at: float
-    warn_at: float | None
-    ending: JobState | None = None  # why it is being ended, if not by itself
-    kill_at: float | None = None
-    batch: ProcessMark | None = None  # until it is written down
-    outcome: tuple[int | None, int | None] | None = None  # the batch script's exit code and signal
-    error: str = ""  # why the batch script could not start
-    is_closed: bool = False  # the keeper was told to go
-    is_lost: bool = False  # the keeper died by itself
-    has_exited: bool = False  # the keeper is gone
-    buffer: bytes = b""
 
 
 class Supervisor:
@@ -136,7 +117,7 @@ class Supervisor:
                 else:
                     task.outcome = (message.get("code", 0), message.get("signal"))
             if task.batch is not None:
-                self._change_task(task.raw_id, batch=task.batch)
+                self._change_task(task.raw_id, step=task.step.mark, batch=task.batch)
                 task.batch = None
 
     def _enforce(self, submission: Submission) -> None:
@@ -185,7 +166,7 @@ class Supervisor:
             record = next((one for one in submission.tasks if one.raw_id == raw_id), None) if submission else None
             if record is not None:
                 kill_task_leftovers(task_variables(self.store, record), None)
-                self._change_task(raw_id, **_verdict(task))
+                self._change_task(raw_id, **task.verdict())
             os.close(task.step.status)
             del self.running[raw_id]
             self.store.wake()
@@ -261,7 +242,6 @@ class Supervisor:
         self.running[record.raw_id] = RunningTask(
             record.raw_id, step, limit_at, None if early is None else limit_at - early
         )
-        self._change_task(record.raw_id, step=step.mark)
 
     def _change_task(self, raw_id: int, **changes: object) -> None:
         """Change one task's record on disk, if it is still there."""
@@ -291,23 +271,6 @@ class Supervisor:
         ready, _, _ = select.select(watched, [], [], timeout)
         if self.wake in ready:
             os.read(self.wake, 4096)
-
-
-def _verdict(task: RunningTask) -> dict[str, object]:
-    """How a task ended, as changes of its record."""
-    code, number = task.outcome or (None, None)
-    if task.ending is not None:
-        state, reason = task.ending, "TimeLimit" if task.ending is JobState.TIMEOUT else ""
-    elif task.outcome is None:
-        state, reason = JobState.NODE_FAIL, "KeeperDied"
-    elif task.error:
-        state, reason = JobState.FAILED, f"the batch script could not start: {task.error}"
-    elif number is not None:
-        state, reason = JobState.FAILED, f"RaisedSignal:{number}"
-    else:
-        state, reason = (JobState.COMPLETED, "") if code == 0 else (JobState.FAILED, "NonZeroExitCode")
-    end = {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
-    return {**end, "step": None, "batch": None}
 
 
 def _has_exited(pid: int) -> bool:

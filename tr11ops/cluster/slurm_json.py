@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.slurm_text import full_job_id, job_state, node_names, task_numbers
+from tr11ops.cluster.slurm_text import full_job_id, job_state, node_names, shell_exit_code, task_numbers
 
 _NO_VALUE = 0xFFFFFFFE  # Slurm's NO_VAL; one more is INFINITE
 
@@ -83,7 +83,7 @@ def job(value: Mapping[str, Any]) -> Job:
     tasks = waiting if task_id is None else str(task_id)
     state = job_state(value.get("job_state") or "")
     code, signal = exit_status(value.get("exit_code")) if state.is_final else (None, None)
-    derived, _ = exit_status(value.get("derived_exit_code")) if state.is_final else (None, None)
+    derived = exit_status(value.get("derived_exit_code")) if state.is_final else (None, None)
     limit = number(value.get("time_limit"))
     name = _text(value.get("name"))
     user = _text(value.get("user_name")) or str(number(value.get("user_id")) or 0)
@@ -111,13 +111,13 @@ def job(value: Mapping[str, Any]) -> Job:
         time_limit_seconds=None if limit is None else limit * 60,
         exit_code=code,
         exit_signal=signal,
-        derived_exit_code=derived,
+        derived_exit_code=shell_exit_code(*derived),
         comment=_text(value.get("comment")),
         dependency=_text(value.get("dependency")),
         excluded=_names(value.get("excluded_nodes")),
         pending_tasks=task_numbers(waiting) if array_id and task_id is None and not state.is_final else (),
         working_directory=directory,
-        output=output_path(_text(value.get("standard_output")), directory, known),
+        output=_text(value.get("stdout_expanded")) or output_path(_text(value.get("standard_output")), directory, known),
     )
 
 

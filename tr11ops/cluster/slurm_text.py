@@ -157,7 +157,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
     """A Job of one record of `scontrol show job`."""
     state = job_state(record.get("JobState", ""))
     code, signal = _exit_pair(record.get("ExitCode", ""))
-    derived, _ = _exit_pair(record.get("DerivedExitCode", ""))
+    derived = _exit_pair(record.get("DerivedExitCode", ""))
     tasks = record.get("ArrayTaskId", "")
     raw_id = record["JobId"]
     array_id = record.get("ArrayJobId")
@@ -181,7 +181,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         time_limit_seconds=duration_seconds(record.get("TimeLimit", "")),
         exit_code=code if state.is_final else None,
         exit_signal=signal if state.is_final else None,
-        derived_exit_code=derived if state.is_final else None,
+        derived_exit_code=shell_exit_code(*derived) if state.is_final else None,
         comment=text_value(record.get("Comment", "")),
         dependency=text_value(record.get("Dependency", "")),
         excluded=node_names(record.get("ExcNodeList", "")),
@@ -197,6 +197,11 @@ def full_job_id(raw_id: str, array_id: str | None, tasks: str) -> str:
     if not array_id or not tasks:
         return raw_id
     return f"{array_id}_{tasks}" if tasks.isdigit() else f"{array_id}_[{tasks}]"
+
+
+def shell_exit_code(code: int | None, signal: int | None) -> int | None:
+    """One number for both, as a shell tells it: 134 for a step that ended by signal 6."""
+    return code or (128 + signal if signal else code)
 
 
 def _exit_pair(text: str) -> tuple[int | None, int | None]:

@@ -121,6 +121,10 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
 
 # ----------------------------------------------------------------------------- the file system
 def _place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    odd = next((character for character in "\\%" if character in str(directory.root)), None)
+    if odd is not None:
+        rule = f"{directory.root} holds a {odd!r}, which Slurm reads as a pattern in the names of its output files"
+        yield refused("run.directory", rule, "choose a path without it", 2)
     if facts.place.fault:
         yield refused(
             "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"

@@ -165,7 +165,7 @@ def _record(plan: LaunchPlan, scheduler: Scheduler, user: str) -> Submission:
 def _look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None]) -> str | None:
     """The job that carries a tag, once the scheduler answers again; None when it does not, or has no such job.
 
-    A submission whose answer was lost may have been taken all the same (spec/slurm-facts.md P20).
+    A submission whose answer was lost may have been taken all the same (measured on Slurm 22.05).
     """
     for attempt in range(LOOKUPS):
         if attempt:

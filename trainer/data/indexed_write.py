@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -18,6 +19,8 @@ from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import HEADER, MAGIC, VERSION, IndexedDataset, bin_path, idx_path, type_code
 
 COPY_BYTES = 8 << 20
+# Some shared file systems are mounted without locks; there, two writers of one prefix are not told apart.
+NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 
 class IndexedWriter:
@@ -170,6 +173,11 @@ def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
         held = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
     except BlockingIOError:
         held = False
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            os.close(descriptor)
+            raise
+        held = True
     if not held:
         os.close(descriptor)
         raise DataError(f"another process is writing {prefix}; wait for it, or give another output prefix")

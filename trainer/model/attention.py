@@ -12,11 +12,12 @@ from trainer.config import ModelSection
 from trainer.mesh import Mesh
 from trainer.model.initial import output_projection_std
 from trainer.model.layers import ColumnParallelLinear, RowParallelLinear
+from trainer.model.matmul import compute_dtype
 from trainer.model.random import tensor_region
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """One slope per head (Press et al. 2022; facts: spec/tr11.md 3.13).
+    """One slope per head (Press et al. 2022; as in BLOOM).
 
     For a power of two n they are 2^(-8/n), its square, its cube ...; otherwise the slopes of the largest power below n,
     followed by every second slope of twice that power.
@@ -76,7 +77,7 @@ class SelfAttention(nn.Module):
         batch, length, _ = fused.shape
         heads = fused.view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
         query, key, value = heads.unbind(0)
-        mask = None if self.bias is None else self.bias.get(length, query.dtype)
+        mask = None if self.bias is None else self.bias.get(length, compute_dtype(query))
         if self.training and self.dropout > 0.0:
             with tensor_region(self.mesh):
                 mixed = self._attend(query, key, value, mask, self.dropout)
@@ -86,6 +87,8 @@ class SelfAttention(nn.Module):
 
     @staticmethod
     def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+        wide = compute_dtype(query)
+        mixed = functional.scaled_dot_product_attention(
+            query.to(wide), key.to(wide), value.to(wide), attn_mask=mask, dropout_p=dropout, is_causal=mask is None
         )
+        return mixed.to(query.dtype)

@@ -1,6 +1,6 @@
 """Sizes and costs of a model, from its card alone: parameters, FLOPs, bytes, files. Free of torch.
 
-Formulas: spec/tr11.md 3.9, 3.14, 3.15. V padded vocabulary, h hidden, f feed-forward, s sequence, L layers, B batch.
+Formulas: Megatron-DeepSpeed, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward, s sequence, L layers, B batch.
 """
 
 from __future__ import annotations

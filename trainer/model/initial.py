@@ -33,7 +33,7 @@ ONES = Initial(1.0)
 
 
 def output_projection_std(std: float, layers: int) -> float:
-    """Deviation of the projections that write into the residual stream: sigma / sqrt(2 L) (facts: spec/tr11.md 3.13)."""
+    """Deviation of the projections that write into the residual stream: sigma / sqrt(2 L)."""
     return std / math.sqrt(2.0 * layers)
 
 

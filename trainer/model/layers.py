@@ -13,6 +13,7 @@ from torch.nn import functional
 from trainer.mesh import Mesh
 from trainer.model.comm import copy_to_tensor_region, reduce_from_tensor_region
 from trainer.model.initial import ONES, ZEROS, Initial
+from trainer.model.matmul import linear
 from trainer.shard import Sharding, declare
 
 
@@ -49,7 +50,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = new_parameter((outputs,), mesh, 0, ZEROS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.linear(copy_to_tensor_region(hidden, self.group), self.weight, self.bias)
+        return linear(copy_to_tensor_region(hidden, self.group), self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -66,8 +67,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.group is None:
-            return functional.linear(hidden, self.weight, self.bias)
-        return reduce_from_tensor_region(functional.linear(hidden, self.weight), self.group) + self.bias
+            return linear(hidden, self.weight, self.bias)
+        return reduce_from_tensor_region(linear(hidden, self.weight), self.group) + self.bias
 
 
 class VocabularyParallelEmbedding(nn.Module):

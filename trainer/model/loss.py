@@ -18,9 +18,10 @@ from torch.distributed import ProcessGroup
 from trainer.mesh import Mesh
 from trainer.model.comm import copy_to_tensor_region
 from trainer.model.layers import VocabularyParallelEmbedding
+from trainer.model.matmul import compute_dtype
 
 # Logits held at once (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
-PIECE_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 28}
+PIECE_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
@@ -69,10 +70,10 @@ class LanguageModelHead:
         rows = _Rows(embedding.first_row, self.group)
         flat = hidden.reshape(-1, hidden.shape[-1])
         wanted = labels.reshape(-1)
-        weight = embedding.weight.detach()
+        weight = embedding.weight.detach().to(compute_dtype(flat))
         if torch.is_grad_enabled() and flat.requires_grad:
             return _ProjectionLoss.apply(flat, weight, wanted, rows, slot)  # type: ignore[no-any-return]
-        return _cross_entropy(flat, weight, wanted, rows, None, None)
+        return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, None)
 
 
 class _Attach(torch.autograd.Function):
@@ -90,17 +91,18 @@ class _Attach(torch.autograd.Function):
 class _ProjectionLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, slot: _Slot) -> Tensor:
-        hidden_gradient = torch.empty_like(hidden)
+        wide = hidden.to(weight.dtype)
+        hidden_gradient = torch.empty_like(wide)
         weight_gradient = torch.empty_like(weight)
-        loss = _cross_entropy(hidden, weight, labels, rows, hidden_gradient, weight_gradient)
-        ctx.gradients, ctx.slot = (hidden_gradient, weight_gradient), slot
+        loss = _cross_entropy(wide, weight, labels, rows, hidden_gradient, weight_gradient)
+        ctx.gradients, ctx.slot, ctx.dtype = (hidden_gradient, weight_gradient), slot, hidden.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, None
-        ctx.slot.gradient = weight_gradient.mul_(gradient)
-        return hidden_gradient.mul_(gradient), None, None, None, None
+        ctx.slot.gradient = weight_gradient.mul_(gradient).to(ctx.dtype)
+        return hidden_gradient.mul_(gradient).to(ctx.dtype), None, None, None, None
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Which parameters decay: weights and embeddings do, biases and LayerNorm parameters do not (facts: spec/tr11.md 3.13)."""
+"""Which parameters decay: weights and embeddings do, biases and LayerNorm parameters do not."""
 
 from __future__ import annotations
 

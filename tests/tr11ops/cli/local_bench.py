@@ -64,7 +64,7 @@ class LocalBench:
     def block(self) -> str:
         """Take all nodes, so that what is submitted next waits."""
         job_id = self.submit("exec sleep 600")
-        self.wait(lambda jobs: any(job.raw_id == job_id or job.job_id == job_id for job in jobs if job.state.is_active))
+        self.wait(lambda jobs: any(job_id == job.raw_id for job in jobs if job.state.is_active))
         return job_id
 
     def living(self) -> list[Job]:

@@ -33,8 +33,9 @@ def running(bench: LocalBench, script: str) -> str:
 def trainer_script(bench: LocalBench, end: dict[str, object] | None) -> str:
     """Waits for the kill switch as a trainer does, then leaves its end marker (or nothing)."""
     directory = run_directory(bench)
-    marker = directory.paths.state / "attempts"
-    leave = f"mkdir -p {marker}/$SLURM_JOB_ID; echo '{json.dumps({**(end or {}), 'job_id': 'x'})}' > {marker}/$SLURM_JOB_ID/end.json"
+    attempt = f"{directory.paths.attempts}/$SLURM_JOB_ID"
+    marker = json.dumps({**(end or {}), "job_id": "x"})
+    leave = f"mkdir -p {attempt}; echo '{marker}' > {attempt}/end.json"
     return f"while [ ! -e {directory.kill_switch} ]; do sleep 0.05; done\n{leave if end else 'true'}"
 
 
@@ -134,7 +135,16 @@ def test_a_person_is_asked(bench: LocalBench, typed: str, is_set: bool) -> None:
     directory = run_directory(bench)
     directory.root.mkdir()
     ours, theirs = os.openpty()
-    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "kill", "--run", str(bench.card), "--scheduler", "local"]
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "kill",
+        "--run",
+        str(bench.card),
+        "--scheduler",
+        "local",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     try:
         process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)

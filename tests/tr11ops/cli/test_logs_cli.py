@@ -16,7 +16,11 @@ from tr11ops.logtail import BLOCK_BYTES, Follower, Source, follow, tail_offset
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"")), max_size=12), st.booleans(), st.integers(0, 14))
+@given(
+    st.lists(st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"")), max_size=12),
+    st.booleans(),
+    st.integers(0, 14),
+)
 def test_the_tail_is_the_last_lines(lines: list[bytes], ended: bool, count: int) -> None:
     content = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     whole = content.split(b"\n")
@@ -110,7 +114,10 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
     assert logs(bench, "--rank", "0", "--job", "7").out == "job 7 rank 0\n"
     assert logs(bench, "--node", "x1").out == "[rank 0] job 8 rank 0\n[rank 1] job 8 rank 1\n"
     wrong = logs(bench, "--rank", "9")
-    assert wrong.code == 2 and "--rank 9: there is no such worker in attempt 8; it has ranks 0 to 2, nodes x1, x2" in wrong.err
+    assert (
+        wrong.code == 2
+        and "--rank 9: there is no such worker in attempt 8; it has ranks 0 to 2, nodes x1, x2" in wrong.err
+    )
     assert logs(bench, "--node", "x9").code == 2
     assert logs(bench, "--rank", "0", "--job", "../8").code == 2
     assert logs(bench, "--rank", "-1").code == 2

@@ -189,6 +189,16 @@ def test_trouble_with_the_state_folder_does_not_end_a_job(scheduler: LocalSchedu
     assert len(log.read_text().splitlines()) <= 3  # said once, not twice a second
 
 
+def test_a_start_that_goes_wrong_fails_that_task(scheduler: LocalScheduler) -> None:
+    job_id = scheduler.submit(request(scheduler, "touch ran", hold=True))
+    (scheduler.store.job_folder(int(job_id)) / "environment.json").unlink()
+    scheduler.release(job_id)
+    job = ended(scheduler, job_id)
+    assert (job.state, job.exit_code) == (JobState.FAILED, 1)
+    assert "environment.json" in job.reason
+    assert not (scheduler.store.folder.parent / "ran").exists()
+
+
 # ----------------------------------------------------------------------------- nothing survives
 @pytest.mark.parametrize("how", ["ends", "is cancelled", "runs out of time"])
 def test_no_process_survives_its_task(scheduler: LocalScheduler, how: str) -> None:

@@ -15,7 +15,9 @@ from tr11ops.launch.datasets import look_at
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([(8, 2), (4, 4), (1, 1), (5, 8)]), st.data())
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([(8, 2), (4, 4), (1, 1), (5, 8)]), st.data()
+)
 def test_whole_ones_pass_and_any_cut_is_seen(lengths: list[int], kind: tuple[int, int], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         prefix = Path(name) / "d"

@@ -112,7 +112,9 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "overrides", "code", "words"), CLUSTER, ids=[words[:40] for *_, words in CLUSTER])
-def test_what_the_cluster_says(bench: Bench, changes: dict[str, Any], overrides: list[str], code: int, words: str) -> None:
+def test_what_the_cluster_says(
+    bench: Bench, changes: dict[str, Any], overrides: list[str], code: int, words: str
+) -> None:
     bench.changes, bench.overrides = changes, overrides
     assert any(words in fault for fault in bench.faults()), bench.faults()
     assert bench.code() == code
@@ -166,6 +168,8 @@ FILES: list[tuple[Callable[[Bench], object], int, str]] = [
     (foreign_switch, 2, "run.kill_switch: "),
     (claimed_switch, 2, "shared-switch belongs to another run, "),
     (file_for_directory, 1, "run.directory: "),
+    (lambda bench: setattr(bench, "overrides", ["run.directory=100%j"]), 2, "holds a '%', which Slurm reads"),
+    (lambda bench: setattr(bench, "overrides", ["run.directory=a\\\\b"]), 2, "holds a '\\\\', which Slurm reads"),
 ]  # fmt: skip
 
 
@@ -192,10 +196,8 @@ def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     bench.changes = {"place": replace(bench.facts().place, fault=f"{closed} cannot be written to")}
-    assert bench.faults() == [
-        f"refused: run.directory: {closed} cannot be written to; "
-        "choose another run.directory, or ask its owner for write access"
-    ]
+    fix = "choose another run.directory, or ask its owner for write access"
+    assert bench.faults() == [f"refused: run.directory: {closed} cannot be written to; {fix}"]
 
 
 def test_too_little_space(bench: Bench) -> None:
@@ -208,10 +210,8 @@ def test_too_little_space(bench: Bench) -> None:
 # ----------------------------------------------------------------------------- the queue
 def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
     bench.changes = {"jobs": (bench.job("7", JobState.RUNNING), bench.job("9"), bench.job("3", JobState.COMPLETED))}
-    assert bench.faults() == [
-        "refused: queue: this run is already running: job 7_1 (and 1 more); "
-        "queue behind it with `--after 9`, or stop it with `tr11 kill`"
-    ]
+    fix = "queue behind it with `--after 9`, or stop it with `tr11 kill`"
+    assert bench.faults() == [f"refused: queue: this run is already running: job 7_1 (and 1 more); {fix}"]
     assert bench.code() == 1
 
 
@@ -239,7 +239,10 @@ def after(bench: Bench, target: Job | None, jobs: tuple[Job, ...], number: str =
 def test_after_must_be_the_last_in_line(bench: Bench) -> None:
     first, second = bench.job("7", JobState.RUNNING), bench.job("9", dependency="afterany:7_*(unfulfilled)")
     assert after(bench, second, (first, second)) == [] and bench.code() == 0
-    assert "job 9_1 of this run could run at the same time; use `--after 9`" in after(bench, first, (first, second), "7")[0]
+    assert (
+        "job 9_1 of this run could run at the same time; use `--after 9`"
+        in after(bench, first, (first, second), "7")[0]
+    )
     apart = bench.job("9")
     assert "job 7_1 of this run could run at the same time" in after(bench, apart, (first, apart))[0]
     assert "could run at the same time" in after(bench, second, (first, second), "9_1")[0]
@@ -314,7 +317,8 @@ def test_expected_but_absent_checkpoints_are_refused(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model.hidden_size", 64), ("precision.dtype", "fp32"), ("tokenizer.padded_vocabulary_size", 256)]
+    ("key", "value"),
+    [("model.hidden_size", 64), ("precision.dtype", "fp32"), ("tokenizer.padded_vocabulary_size", 256)],
 )
 def test_a_checkpoint_of_another_model_names_the_key(bench: Bench, key: str, value: object) -> None:
     write_checkpoint(checkpoints(bench), 10, {**MODEL, key: value})

@@ -18,13 +18,28 @@ from hypothesis import strategies as st
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.launch.render import batch_options, render_script
 
-HOSTILE = ["a b", "a'b", 'a"b', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "a\\b", "ä €", "-n", "a#b", "!x", "*", "~"]
+HOSTILE = [
+    "a b",
+    "a'b",
+    'a"b',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a;touch pwned",
+    "a\\b",
+    "ä €",
+    "-n",
+    "a#b",
+    "!x",
+    "*",
+    "~",
+]
 PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30)
 
 
 def request(folder: Path, **changes: object) -> BatchRequest:
     values: dict[str, object] = {
-        "script": "", "name": "run", "nodes": 2, "time_limit_seconds": 3600, "output": "%x-%j.out", "working_directory": folder,
+        "script": "", "name": "run", "nodes": 2, "time_limit_seconds": 3600, "output": "%x-%j.out",
+        "working_directory": folder,
     }  # fmt: skip
     return BatchRequest(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -58,8 +73,14 @@ def test_hostile_values_reach_the_agent_unchanged(tmp_path: Path, text: str) -> 
 
 
 @settings(max_examples=25, deadline=None)
-@given(PLAIN_TEXT, st.lists(PLAIN_TEXT, max_size=3), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), PLAIN_TEXT))
-def test_any_text_gives_a_script_that_parses_to_the_same_words(name: str, words: list[str], variables: dict[str, str]) -> None:
+@given(
+    PLAIN_TEXT,
+    st.lists(PLAIN_TEXT, max_size=3),
+    st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), PLAIN_TEXT),
+)
+def test_any_text_gives_a_script_that_parses_to_the_same_words(
+    name: str, words: list[str], variables: dict[str, str]
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, name.replace("/", "_") or "x")
         text = script(folder, ["agent", *words], environment=variables)
@@ -105,7 +126,11 @@ def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> No
     try:
         assert batch.stdout is not None
         lines: list[str] = []
-        for wanted, number in (("READY", signal.SIGUSR1), ("GOT SIGUSR1", signal.SIGTERM), ("GOT SIGTERM", signal.SIGINT)):
+        for wanted, number in (
+            ("READY", signal.SIGUSR1),
+            ("GOT SIGUSR1", signal.SIGTERM),
+            ("GOT SIGTERM", signal.SIGINT),
+        ):
             while wanted not in lines:
                 lines.append(batch.stdout.readline().rstrip("\n"))
             batch.send_signal(number)  # to the shell alone, as Slurm's --signal=B: does

@@ -1,0 +1,107 @@
+"""`tr11 launch` on a real Slurm: its reader of `#SBATCH` lines, its refusals, its array, its dependency."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest, Job
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.launch.render import render_script
+from tr11ops.twin.twin import Twin
+
+SLURM = "\n[slurm.environment]\nNOTE = \"a 'quoted' word\"\n"
+
+
+@pytest.fixture
+def place(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a card, in which commands reach the twin."""
+    for name, value in twin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    write_card(tmp_path, extra=SLURM)
+    yield tmp_path
+
+
+def launch(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = execute(["launch", "--run", "small.toml", "--scheduler", "slurm", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def living(slurm: SlurmScheduler, name: str) -> list[Job]:
+    return [job for job in slurm.jobs() if job.name == name and not job.state.is_final]
+
+
+def test_an_array_is_submitted_once_and_queued_behind(
+    place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tuple(name for partition in slurm.partitions() if partition.is_default for name in partition.node_names)
+    blocker = slurm.submit(
+        BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(place / "b.out"), place, gpus_per_node=8)
+    )
+    deadline = time.monotonic() + 120
+    while (job := slurm.job(blocker)) is None or not job.state.is_active:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    code, out, err = launch(capsys, "--array", "1-3", "--exclude", nodes[0], "--json", "--set", "slurm.gpus_per_node=8",
+                            "--set", "slurm.workers_per_node=1")  # fmt: skip
+    assert code == 0, out + err
+    done = json.loads(out)
+    [job] = living(slurm, "small")
+    assert job.raw_id == done["job_id"] and job.pending_tasks == (1, 2, 3) and job.excluded == (nodes[0],)
+    assert job.comment == done["plan"]["comment"] and job.time_limit_seconds == 600
+    again = launch(capsys, "--array", "1-3")
+    assert again[0] == 1 and f"queue behind it with `--after {job.raw_id}`" in again[2]
+    behind = launch(capsys, "--array", "1-2", "--after", str(job.raw_id), "--json")
+    assert behind[0] == 0, behind
+    second = next(found for found in living(slurm, "small") if found.raw_id == json.loads(behind[1])["job_id"])
+    assert str(job.raw_id) in second.dependency
+    assert launch(capsys, "--after", "999999")[0] == 2
+    assert launch(capsys, "--after", str(job.raw_id))[0] == 1
+
+
+def test_slurms_own_refusals(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = launch(capsys, "--set", "slurm.constraint=no-such-feature")
+    assert code == 1 and "slurm refuses it" in err
+    assert launch(capsys, "--exclude", "stranger[1-2]")[0] == 2
+    assert launch(capsys, "--set", "slurm.partition=no-such")[0] == 2
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "a'b", 'a"b', "a$HOME", "a#b", "ä;x"])
+def test_slurm_reads_the_same_options_from_the_script(place: Path, slurm: SlurmScheduler, name: str) -> None:
+    """`sbatch SCRIPT` by hand does what `tr11 launch` did, whatever the run directory is called."""
+    folder = place / name
+    folder.mkdir()
+    folder.chmod(0o777)
+    request = BatchRequest(
+        "", "by-hand", 1, 120, "%x-%j.out", folder, comment="tr11:20260101-000000-00000000@0123456789ab"
+    )
+    text = render_script(
+        request, variant="main", tag="t", command=[sys.executable, "-c", "import os; print('IN', os.getcwd())"],
+        setup=[], environment={},
+    )  # fmt: skip
+    script = place / "by-hand.sbatch"
+    script.write_text(text)
+    done = subprocess.run(
+        ["sbatch", str(script)], capture_output=True, text=True, check=True, cwd="/", env=dict(os.environ)
+    )
+    number = re.findall(r"\d+", done.stdout)[-1]
+    deadline = time.monotonic() + 120
+    while (job := slurm.job(number)) is None or not job.state.is_final:
+        assert time.monotonic() < deadline, job
+        time.sleep(0.1)
+    assert job.exit_code == 0 and job.comment == request.comment
+    assert f"IN {folder}\n" in (folder / f"by-hand-{number}.out").read_text()
