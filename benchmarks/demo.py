@@ -1,8 +1,8 @@
 """`make demo`: the whole life of a training on this machine, with the commands that a person would type.
 
-Data is prepared, an array of three tasks is launched; task 1 leaves by its exit duration, task 2 resumes and is stopped by
-the kill switch, task 3 finds the switch and does not train. Then every claim is checked against the files of the run,
-and the phases are timed. Exit status 0 when all of it happened.
+Data is prepared, an array of three tasks is launched; task 1 leaves by its exit duration, task 2 resumes and is
+stopped by the kill switch, task 3 finds the switch and does not train. Then every claim is checked against the files
+of the run, and the phases are timed. Exit status 0 when all of it happened.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Demo:
         first = self._ends()[0]
         self._phase("task 2: resume, ten iterations", lambda: self._wait_for_iteration(first.iteration + 10))
         self._tr11("status", "--run", self.card)
-        self._phase("kill switch: save and stop", lambda: self._tr11("kill", "--run", self.card, "--yes", "--reason", "the demo is over", "--wait"))
+        self._phase(
+            "kill switch: save and stop",
+            lambda: self._tr11("kill", "--run", self.card, "--yes", "--reason", "the demo is over", "--wait"),
+        )
         self._phase("task 3: finds the switch", lambda: self._wait_for_end(3))
         self.phases.append(("launch to end", time.monotonic() - began))
         self._tr11("status", "--run", self.card)
@@ -62,7 +65,16 @@ class Demo:
     def _prepare(self) -> None:
         data = self.directory / "data"
         self._tr11("data", "corpus", "--out", str(data / "corpus.jsonl"))
-        self._tr11("data", "tokenizer", "--corpus", str(data / "corpus.jsonl"), "--vocab-size", "4096", "--out", str(data / "tokenizer"))
+        self._tr11(
+            "data",
+            "tokenizer",
+            "--corpus",
+            str(data / "corpus.jsonl"),
+            "--vocab-size",
+            "4096",
+            "--out",
+            str(data / "tokenizer"),
+        )
         self._tr11(
             "data", "preprocess", "--input", str(data / "corpus.jsonl"), "--tokenizer", str(data / "tokenizer"),
             "--output-prefix", str(data / "corpus"), "--workers", "2",
@@ -74,14 +86,18 @@ class Demo:
     def _wait_for_iteration(self, iteration: int) -> None:
         def reached() -> bool:
             if len(self._ends()) > 1:
-                raise DemoFailed("task 2 was over before ten iterations: this machine is busy, or slower than two cores")
+                raise DemoFailed(
+                    "task 2 was over before ten iterations: this machine is busy, or slower than two cores"
+                )
             return self._last_iteration() >= iteration
 
         self._watch(reached)
 
     def _watch(self, done: Callable[[], bool]) -> None:
         """Show the training's progress until `done()`; raises DemoFailed at the deadline or when an attempt failed."""
-        bar = Progress(TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console)
+        bar = Progress(
+            TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console
+        )
         until = time.monotonic() + self.deadline_seconds
         with bar:
             shown = bar.add_task("waiting for the workers", total=400)
@@ -89,7 +105,8 @@ class Demo:
                 steps = self._steps()
                 if steps:
                     last = steps[-1]
-                    text = f"iteration {last['iteration']:4d}  loss {last['lm_loss']:.3f}  {last['seconds_per_iteration']:.2f} s/iteration"
+                    pace = f"{last['seconds_per_iteration']:.2f} s/iteration"
+                    text = f"iteration {last['iteration']:4d}  loss {last['lm_loss']:.3f}  {pace}"
                     bar.update(shown, completed=last["iteration"], total=last["total_iterations"], description=text)
                 bad = [end for end in self._ends() if end.reason in {"error", "refused"}]
                 if bad or self._failed_attempts():
@@ -121,7 +138,9 @@ class Demo:
         return sorted((end for end in found if end is not None), key=lambda end: end.time)
 
     def _failed_attempts(self) -> list[str]:
-        verdicts = [json.loads(path.read_text()) for path in (self.directory / "state" / "attempts").glob("*/verdict.json")]
+        verdicts = [
+            json.loads(path.read_text()) for path in (self.directory / "state" / "attempts").glob("*/verdict.json")
+        ]
         return [str(verdict["message"]) for verdict in verdicts if verdict["exit_status"] != 0]
 
     # -------------------------------------------------------------- judgement
@@ -132,13 +151,24 @@ class Demo:
         second = [step for step in steps if step["job_id"] == second_job]
         vocabulary = 4096
         start, end = first[0]["lm_loss"], sum(step["lm_loss"] for step in steps[-5:]) / 5
-        self._check(abs(start - math.log(vocabulary)) < 0.5, f"the loss starts at ln({vocabulary}) = {math.log(vocabulary):.2f}: {start:.2f}")
+        self._check(
+            abs(start - math.log(vocabulary)) < 0.5,
+            f"the loss starts at ln({vocabulary}) = {math.log(vocabulary):.2f}: {start:.2f}",
+        )
         self._check(end < 6, f"the loss ends below 6: {end:.2f}")
-        self._check(ends[0].reason == "exit-duration" and ends[0].checkpoint_step == ends[0].iteration, f"task 1 left by its exit duration with checkpoint {ends[0].checkpoint_step}")
-        self._check(second[0]["iteration"] == ends[0].iteration + 1, f"task 2 went on at iteration {second[0]['iteration']}")
+        self._check(
+            ends[0].reason == "exit-duration" and ends[0].checkpoint_step == ends[0].iteration,
+            f"task 1 left by its exit duration with checkpoint {ends[0].checkpoint_step}",
+        )
+        self._check(
+            second[0]["iteration"] == ends[0].iteration + 1, f"task 2 went on at iteration {second[0]['iteration']}"
+        )
         jump = second[0]["lm_loss"] - sum(step["lm_loss"] for step in first[-10:]) / 10
         self._check(abs(jump) < 0.5, f"the loss went on where it was (change {jump:+.2f})")
-        self._check(ends[1].reason == "kill-switch" and ends[1].checkpoint_step == ends[1].iteration, f"the kill switch stopped task 2 with checkpoint {ends[1].checkpoint_step}")
+        self._check(
+            ends[1].reason == "kill-switch" and ends[1].checkpoint_step == ends[1].iteration,
+            f"the kill switch stopped task 2 with checkpoint {ends[1].checkpoint_step}",
+        )
         third = [step for step in steps if step["job_id"] == ends[2].job_id]
         self._check(ends[2].reason == "kill-switch" and not third, "task 3 found the switch and did not train")
 

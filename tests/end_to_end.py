@@ -103,7 +103,9 @@ class Playground:
             for number in range(600):
                 text = " ".join(words[(number * k + k) % len(words)] for k in range(1, 60))
                 stream.write(json.dumps({"text": f"{number} {text}"}) + "\n")
-        self.tr11("data", "tokenizer", "--corpus", "data/corpus.jsonl", "--vocab-size", "512", "--out", "data/tokenizer")
+        self.tr11(
+            "data", "tokenizer", "--corpus", "data/corpus.jsonl", "--vocab-size", "512", "--out", "data/tokenizer"
+        )
         self.tr11(
             "data", "preprocess", "--input", "data/corpus.jsonl", "--tokenizer", "data/tokenizer",
             "--output-prefix", "data/corpus", "--workers", "2",
@@ -131,5 +133,7 @@ class Playground:
             if time.monotonic() > until:
                 log = self.paths().main_log
                 tail = log.read_text(errors="replace")[-3000:] if log.exists() else "(no log)"
-                raise AssertionError(f"{what}: not within {seconds:.0f} s; load {os.getloadavg()}; the log ends:\n{tail}")
+                raise AssertionError(
+                    f"{what}: not within {seconds:.0f} s; load {os.getloadavg()}; the log ends:\n{tail}"
+                )
             time.sleep(0.5)

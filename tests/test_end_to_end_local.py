@@ -27,10 +27,15 @@ def leave_at(iteration: int, directory: str) -> list[str]:
 def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     card = playground.card("tr11.toml", nodes=2, workers=2)
     playground.tr11("launch", "--array", "1-2", "--scheduler", "local", "--run", card, *leave_at(6, "run"))
-    refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *leave_at(6, "run"), expect=1)
+    refused = playground.tr11(
+        "launch", "--array", "1", "--scheduler", "local", "--run", card, *leave_at(6, "run"), expect=1
+    )
     assert "--after" in refused.stderr + refused.stdout  # a second launch is refused, and the fix is named
     playground.wait(lambda: len(playground.ends()) == 2, "two attempts")
-    assert [(end.reason, end.iteration, end.checkpoint_step) for end in playground.ends()] == [("exit-interval", 6, 6), ("exit-interval", 12, 12)]
+    assert [(end.reason, end.iteration, end.checkpoint_step) for end in playground.ends()] == [
+        ("exit-interval", 6, 6),
+        ("exit-interval", 12, 12),
+    ]
 
     playground.tr11("train", "--run", card, *leave_at(12, "straight"))
     straight, parts = playground.steps("straight"), playground.steps()
@@ -38,9 +43,19 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     for field in ("lm_loss", "grad_norm", "learning_rate", "consumed_samples", "global_batch_size"):
         assert [step[field] for step in parts] == [step[field] for step in straight], field  # bit for bit
     assert straight[-1]["lm_loss"] < straight[0]["lm_loss"]
-    weights = {entry.path: entry.digest for entry in playground.manifest(12).files if entry.path.startswith(("weights", "optimizer"))}
-    other = {entry.path: entry.digest for entry in playground.manifest(12, "straight").files if entry.path.startswith(("weights", "optimizer"))}
-    assert {path: digest for path, digest in weights.items() if path.endswith(".distcp")} == {path: digest for path, digest in other.items() if path.endswith(".distcp")}
+    weights = {
+        entry.path: entry.digest
+        for entry in playground.manifest(12).files
+        if entry.path.startswith(("weights", "optimizer"))
+    }
+    other = {
+        entry.path: entry.digest
+        for entry in playground.manifest(12, "straight").files
+        if entry.path.startswith(("weights", "optimizer"))
+    }
+    assert {path: digest for path, digest in weights.items() if path.endswith(".distcp")} == {
+        path: digest for path, digest in other.items() if path.endswith(".distcp")
+    }
 
 
 def test_kill_stops_the_run_and_every_queued_task(playground):
@@ -71,7 +86,9 @@ def test_another_topology_resumes_and_another_model_is_refused(playground):
     resumed = [step for step in playground.steps() if step["iteration"] > 12]
     assert [step["iteration"] for step in resumed] == [13, 14]
     assert resumed[0]["lm_loss"] == pytest.approx(playground.steps()[11]["lm_loss"], abs=0.5)
-    refused = playground.tr11("train", "--run", card, *leave_at(16, "run"), *alone, "--set", "model.hidden_size=64", expect=None)
+    refused = playground.tr11(
+        "train", "--run", card, *leave_at(16, "run"), *alone, "--set", "model.hidden_size=64", expect=None
+    )
     assert refused.returncode in (1, 2)
     assert "hidden_size" in refused.stdout + refused.stderr
 
@@ -84,7 +101,9 @@ def test_interrupting_a_foreground_training_saves(playground):
 
     card = playground.card("tr11.toml", nodes=1, workers=2)
     arguments = ["train", "--run", card, "--set", "run.directory=interrupted", "--set", "parallel.pipeline=1"]
-    child = subprocess.Popen([str(TR11), *arguments], cwd=playground.folder, env=dict(playground.environment), stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [str(TR11), *arguments], cwd=playground.folder, env=dict(playground.environment), stdout=subprocess.DEVNULL
+    )
     playground.wait(lambda: len(playground.steps("interrupted")) >= 3, "three steps")
     child.send_signal(signal.SIGINT)
     child.wait(timeout=120)

@@ -119,8 +119,8 @@ def write_atomically(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o664)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o664)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -287,7 +287,7 @@ def write_heartbeat(path: Path, heartbeat: Heartbeat) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{heartbeat.pid}")
     temporary.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 # ----------------------------------------------------------------------------- end marker

@@ -1,7 +1,7 @@
 """The training engine: the one file that imports DeepSpeed.
 
-It turns the model's layers into a pipeline, trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded
-state to the checkpoint. Each setting that matters says why beside it.
+It turns the model's layers into a pipeline, trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows
+the sharded state to the checkpoint. Each setting that matters says why beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import TrainerConfig
 from trainer.guard import disagreements
 from trainer.mesh import Mesh
-from trainer.model.gpt import CHECKPOINTABLE_LAYERS, TIED_KEY, TIED_NAME, Layer, gpt_layers, initialise_stage, logical_parameters
+from trainer.model.gpt import (
+    CHECKPOINTABLE_LAYERS,
+    TIED_KEY,
+    TIED_NAME,
+    Layer,
+    gpt_layers,
+    initialise_stage,
+    logical_parameters,
+)
 from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
 from trainer.optim.adamw import MOMENTS, build_adamw, materialise, set_steps_done, steps_done
@@ -78,7 +86,14 @@ def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> N
 class Engine:
     """A model, its optimizer and its pipeline on this worker. Make it with `build`; every method is collective."""
 
-    def __init__(self, config: TrainerConfig, mesh: Mesh, pipeline: Any, stage: list[tuple[str, nn.Module]], optimizer: torch.optim.Optimizer):
+    def __init__(
+        self,
+        config: TrainerConfig,
+        mesh: Mesh,
+        pipeline: Any,
+        stage: list[tuple[str, nn.Module]],
+        optimizer: torch.optim.Optimizer,
+    ):
         self.config = config
         self.mesh = mesh
         self.steps = 0
@@ -97,7 +112,10 @@ class Engine:
         with _quiet():
             module = _pipeline_module(config, mesh, layers)
             owned = layers[module._local_start : module._local_stop]
-            stage = [(layer.prefix, _module_of(module, function)) for layer, function in zip(owned, module.forward_funcs, strict=True)]
+            stage = [
+                (layer.prefix, _module_of(module, function))
+                for layer, function in zip(owned, module.forward_funcs, strict=True)
+            ]
             initialise_stage(stage, config.run.seed, mesh)
             if mesh.is_last_stage:
                 module.loss_fn = head.loss
@@ -119,10 +137,11 @@ class Engine:
         return self.mesh.is_first_stage or self.mesh.is_last_stage
 
     def train_step(self, batches: Iterator[Batch], global_batch_size: int, step: int | None = None) -> StepResult:
-        """Train on the next `global_batch_size` samples; `batches` yields this replica's (tokens, labels) micro batches.
+        """Train on the next `global_batch_size` samples; `batches` yields this replica's (tokens, labels) micro
+        batches.
 
-        `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that a resumed
-        run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
+        `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that
+        a resumed run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
         """
         engine = self._pipeline
         if engine.train_batch_size() != global_batch_size:
@@ -168,13 +187,16 @@ class Engine:
                 continue
             partition = self._optimizer.param_groups[mapping.param_group_index]["params"][0]
             where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
-            stored = {"fp32": partition.data, **{moment: self._optimizer.state[partition][moment] for moment in MOMENTS}}
+            stored = {
+                "fp32": partition.data,
+                **{moment: self._optimizer.state[partition][moment] for moment in MOMENTS},
+            }
             views = {kind: tensor.narrow(0, where.start, where.numel) for kind, tensor in stored.items()}
             fragments.append(Fragment(name, whole, local, offsets, address.start, address.numel, views, is_owner))
         return ShardedState(weights, fragments, steps_done(self._optimizer))
 
     def finish_load(self, state: ShardedState) -> None:
-        """Make a state whose tensors were filled in place current: counters, then model weights from the fp32 masters."""
+        """Make a state that was filled in place current: counters, then model weights from the fp32 masters."""
         set_steps_done(self._optimizer, state.optimizer_step)
         self.steps = state.optimizer_step
         with torch.no_grad():
@@ -182,7 +204,7 @@ class Engine:
             self._pipeline.module._synchronize_tied_weights()
 
     def disagreeing_parameters(self) -> list[str]:
-        """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied. Collective."""
+        """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
         return disagreements(self._parameters, self.mesh, TIED_NAME)
 
     def close(self) -> None:

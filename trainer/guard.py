@@ -16,15 +16,15 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """A 64-bit sum of the tensor's bit patterns, as an int64 scalar: two tensors that differ in one element differ here."""
+    """Sum of the tensor's bit patterns, an int64 scalar: tensors that differ in one element differ here."""
     return tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str) -> list[str]:
     """Names of this worker's parameters whose copies are not bit-equal; the same answer on all ranks. Collective.
 
-    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and `tied_name` between the first and
-    the last stage.
+    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and `tied_name` between the
+    first and the last stage.
     """
     digests = torch.stack([digest(parameter) for _, parameter in named])
     differs = _unequal(digests, mesh.data_group)

@@ -1,7 +1,7 @@
 """When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
 
-No torch here. Rank 0 looks for signs (`look`), the loop broadcasts what it saw, and `decide` turns that into the same decision
-on every rank: so none can leave while another goes on. A signal that reached another rank gets to rank 0
+No torch here. Rank 0 looks for signs (`look`), the loop broadcasts what it saw, and `decide` turns that into the same
+decision on every rank: so none can leave while another goes on. A signal that reached another rank gets to rank 0
 through the stop-request file: one iteration later, and at no cost in those without a signal.
 """
 
@@ -124,10 +124,14 @@ def decide(signs: Sequence[int], limits: Limits, iteration: int, trained: bool, 
     """
     stamp = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M:%S")
     if signs[KILL_SWITCH]:
-        return Decision("kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} ")
+        return Decision(
+            "kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} "
+        )
     if signs[SIGNAL]:
         name = signal.Signals(signs[SIGNAL]).name
-        return Decision("signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} ")
+        return Decision(
+            "signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} "
+        )
     if signs[DURATION]:
         minutes = (now - limits.start_time) / 60
         return Decision("exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} ")
@@ -164,12 +168,26 @@ class HeartbeatWriter:
                 print(f"heartbeat cannot be written: {error}", flush=True)
 
 
-def write_end_marker(paths: RunPaths, attempt: Attempt, decision_reason: str, restart: bool, iteration: int,
-                     checkpoint_step: int | None, message: str) -> EndMarker:
+def write_end_marker(
+    paths: RunPaths,
+    attempt: Attempt,
+    decision_reason: str,
+    restart: bool,
+    iteration: int,
+    checkpoint_step: int | None,
+    message: str,
+) -> EndMarker:
     """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it cannot be written."""
     marker = EndMarker(
-        reason=decision_reason, iteration=iteration, checkpoint_step=checkpoint_step, restart=restart,
-        message=message, time=time.time(), host=host_name(), job_id=attempt.job_id, launch=attempt.launch,
+        reason=decision_reason,
+        iteration=iteration,
+        checkpoint_step=checkpoint_step,
+        restart=restart,
+        message=message,
+        time=time.time(),
+        host=host_name(),
+        job_id=attempt.job_id,
+        launch=attempt.launch,
     )
     write_json(paths.end_marker(attempt.job_id), asdict(marker))
     return marker
@@ -180,8 +198,13 @@ def write_failure(paths: RunPaths, attempt: Attempt, rank: int, error: BaseExcep
     write_json(
         paths.attempt(attempt.job_id) / "failures" / f"rank-{rank}.json",
         {
-            "rank": rank, "host": host_name(), "time": time.time(), "iteration": iteration, "launch": attempt.launch,
-            "error": f"{type(error).__name__}: {error}", "traceback": "".join(traceback.format_exception(error)),
+            "rank": rank,
+            "host": host_name(),
+            "time": time.time(),
+            "iteration": iteration,
+            "launch": attempt.launch,
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": "".join(traceback.format_exception(error)),
         },
     )
 

@@ -7,8 +7,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,7 +39,7 @@ from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
 from trainer.model.flops import tflops_per_gpu
 from trainer.resume import Progress, load_newest, save_progress
-from trainer.samples import Samples, open_samples
+from trainer.samples import open_samples
 from trainer.schedule import batch_size_at, learning_rate_at, total_iterations
 
 REFUSALS = (CardError, CheckpointError, DataError)
@@ -65,7 +65,9 @@ def run(config: TrainerConfig, card: Path, flag: SignalFlag, start_time: float) 
     exit_process(exit_code(reason), trainer.close)
 
 
-def _leave_word(config: TrainerConfig, attempt: Attempt, rank: int, error: BaseException, reason: str, iteration: int) -> None:
+def _leave_word(
+    config: TrainerConfig, attempt: Attempt, rank: int, error: BaseException, reason: str, iteration: int
+) -> None:
     try:
         write_failure(config.paths, attempt, rank, error, iteration)
         if reason == "refused":
@@ -100,11 +102,17 @@ class Trainer:
         """The whole attempt; returns the end reason."""
         config = self.config
         self.heartbeat.beat("starting", 0)
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+        device = (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
         init_distributed(device)
         self._closers.append(_leave_group)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.limits = Limits(config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start())
+        self.limits = Limits(
+            config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
+        )
         problems = cross_problems(config, self.world_size)
         if problems:
             raise CardError(str(self.card), problems)
@@ -116,7 +124,8 @@ class Trainer:
         self.data_parallel = config.data_parallel(self.world_size)
         self._say(
             f"using world size: {self.world_size}, data-parallel-size: {self.data_parallel}, "
-            f"tensor-model-parallel size: {config.parallel.tensor}, pipeline-model-parallel size: {config.parallel.pipeline} "
+            f"tensor-model-parallel size: {config.parallel.tensor}, "
+            f"pipeline-model-parallel size: {config.parallel.pipeline} "
         )
         self._say(f"setting training iterations to {self.total}")
         self.engine = Engine.build(config, self.mesh)
@@ -126,8 +135,12 @@ class Trainer:
         self.progress = load_newest(config, self.mesh, self.engine, self._say)
         self.saved_step = self.progress.iteration or None
         self.metrics = MetricsWriter(
-            config.paths, self.attempt.job_id, self.rank == self.world_size - 1, config.logging.tensorboard,
-            config.logging.tensorboard_queue, self.world_size,
+            config.paths,
+            self.attempt.job_id,
+            self.rank == self.world_size - 1,
+            config.logging.tensorboard,
+            config.logging.tensorboard_queue,
+            self.world_size,
         )
         self.metrics.open()
         self._closers.append(self.metrics.close)
@@ -155,7 +168,9 @@ class Trainer:
             self.engine.set_learning_rate(self._learning_rate())
             began = time.perf_counter()
             result = self.engine.train_step(stream, global_batch, step=self.progress.iteration)
-            self.progress = self.progress.after_step(global_batch, config.model.sequence_length, result.loss, result.skipped)
+            self.progress = self.progress.after_step(
+                global_batch, config.model.sequence_length, result.loss, result.skipped
+            )
             self.steps_done += 1
             interval.add(result.loss, time.perf_counter() - began, global_batch, result.skipped)
             iteration = self.progress.iteration
@@ -205,7 +220,9 @@ class Trainer:
             losses.append(self.engine.evaluate(stream, micro_batches))
             self.heartbeat.beat("evaluating", self.progress.iteration)
         progress = self.progress
-        self.metrics.validation(name, progress.iteration, progress.consumed_samples, progress.consumed_tokens, math.fsum(losses) / count)
+        self.metrics.validation(
+            name, progress.iteration, progress.consumed_samples, progress.consumed_tokens, math.fsum(losses) / count
+        )
         return None
 
     def _log(self, interval: Interval, global_batch: int, grad_norm: float | None) -> None:
@@ -223,7 +240,11 @@ class Trainer:
             grad_norm=grad_norm,
             samples_per_second=interval.samples / interval.seconds,
             tflops=tflops_per_gpu(
-                config.model, config.tokenizer.padded_vocabulary_size, interval.samples / interval.steps, seconds, self.world_size
+                config.model,
+                config.tokenizer.padded_vocabulary_size,
+                interval.samples / interval.steps,
+                seconds,
+                self.world_size,
             ),
             params_norm=self.engine.params_norm() if config.logging.params_norm else None,
             skipped_iterations=interval.skipped,
@@ -233,15 +254,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ saving and leaving
     def _save(self) -> None:
-        if self.progress.iteration == self.saved_step or self.progress.iteration == 0:
+        if self.progress.iteration in {0, self.saved_step}:
             return
         self.heartbeat.beat("saving", self.progress.iteration)
         drifted = self.engine.disagreeing_parameters()
         if drifted:
-            raise RuntimeError(f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}")
-        save_progress(
-            self.config, self.card, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say
-        )
+            raise RuntimeError(
+                f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
+            )
+        save_progress(self.config, self.card, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say)
         self.saved_step = self.progress.iteration
 
     def _end(self, decision: Decision) -> str:
@@ -253,8 +274,13 @@ class Trainer:
         dist.barrier()
         if self.rank == 0:
             write_end_marker(
-                self.config.paths, self.attempt, decision.reason, decision.restart, self.progress.iteration,
-                self.saved_step, decision.line.strip(),
+                self.config.paths,
+                self.attempt,
+                decision.reason,
+                decision.restart,
+                self.progress.iteration,
+                self.saved_step,
+                decision.line.strip(),
             )
         return decision.reason
 

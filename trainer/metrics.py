@@ -77,7 +77,9 @@ class MetricsWriter:
             return
         print(format_validation(name, iteration, loss), flush=True)
         perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
-        self._append({"kind": "validation", "name": name, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity})
+        self._append(
+            {"kind": "validation", "name": name, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
+        )
         if self._events is None:
             return
         for tag, value in (("lm loss validation", loss), ("lm loss validation ppl", perplexity)):
@@ -94,7 +96,9 @@ class MetricsWriter:
     def _append(self, value: dict[str, Any]) -> None:
         # NaN is not JSON: readers in other languages would refuse the whole line.
         clean = {key: _jsonable(item) for key, item in value.items()}
-        append_line(self.paths.metrics, json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False))
+        append_line(
+            self.paths.metrics, json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False)
+        )
 
     def _progress(self, record: StepRecord) -> None:
         assert self._events is not None

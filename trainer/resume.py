@@ -65,14 +65,26 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Callable
 
 
 def save_progress(
-    config: TrainerConfig, card: Path, mesh: Mesh, engine: Engine, progress: Progress,
-    job_id: str, say: Callable[[str], None],
+    config: TrainerConfig,
+    card: Path,
+    mesh: Mesh,
+    engine: Engine,
+    progress: Progress,
+    job_id: str,
+    say: Callable[[str], None],
 ) -> None:
     """Write the checkpoint of this iteration. Collective. Raises CheckpointError on every rank when it cannot."""
     folder = config.paths.checkpoints
     say(f"saving checkpoint at iteration {progress.iteration:7d} to {folder}")
     extras = Extras(cursor=dict(vars(progress)), rng=randomness.capture())
-    result = store.save(folder, progress.iteration, engine.sharded_state(), extras, _info(config, mesh, card, job_id), group=mesh.cpu_group)
+    result = store.save(
+        folder,
+        progress.iteration,
+        engine.sharded_state(),
+        extras,
+        _info(config, mesh, card, job_id),
+        group=mesh.cpu_group,
+    )
     say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {folder}")
     say(f"time (ms) | save-checkpoint: {result.seconds * 1000:.2f}")
 

@@ -35,17 +35,21 @@ class Samples:
         if split not in self.sources:
             return iter(())
         return SampleStream(
-            self.sources[split], self.micro_batch_size, dp_rank=self.replica, dp_size=self.replicas,
+            self.sources[split],
+            self.micro_batch_size,
+            dp_rank=self.replica,
+            dp_size=self.replicas,
             consumed_samples=consumed_samples,
         )
 
 
 def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool) -> Samples:
-    """Open the data sets, rank 0 building their index maps. Collective. Raises DataError (missing, damaged, too short)."""
+    """Open the data sets; rank 0 builds their index maps. Collective. Raises DataError: missing, damaged, too short."""
+    weighted = _weighted(config)  # on every rank, so that missing data is refused by all and nobody waits
     sources: dict[str, SampleSource] = {}
     if needs_data or dist.get_rank() == 0:
         sources = open_splits(
-            _weighted(config),
+            weighted,
             split=config.data.split,
             sequence_length=config.model.sequence_length,
             seed=config.run.seed,

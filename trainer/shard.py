@@ -38,7 +38,7 @@ class Sharding:
 
 
 def _replace(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    return shape[:dim] + (size,) + shape[dim + 1 :]
+    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def declare(parameter: nn.Parameter, sharding: Sharding) -> nn.Parameter:

@@ -65,7 +65,7 @@ finite = st.floats(0, 1e6, allow_nan=False)
     seconds=finite,
     prefix=st.sampled_from(["", "[default7]:", "7: "]),
 )
-def test_what_is_written_is_read_back(  # noqa: PLR0917  # hypothesis calls it by name
+def test_what_is_written_is_read_back(  # hypothesis calls it by name
     iteration: int, samples: int, loss: float, norm: float | None, seconds: float, prefix: str
 ) -> None:
     """Reading gives the values as printed: printing what was read gives the very same line."""

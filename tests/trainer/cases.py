@@ -121,7 +121,9 @@ def copy_state(engine: Engine) -> list[Piece]:
     ]  # fmt: skip
     for part in state.fragments:
         elements = {kind: view.clone() for kind, view in part.tensors.items()}
-        pieces.append(Piece(part.name, part.global_shape, part.local_shape, part.offsets, part.start, elements, part.is_owner))
+        pieces.append(
+            Piece(part.name, part.global_shape, part.local_shape, part.offsets, part.start, elements, part.is_owner)
+        )
     return pieces
 
 

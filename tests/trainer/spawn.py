@@ -9,11 +9,11 @@
         assert run_ranks(job, 4, 10) == [0, 10, 20, 30]
 
 `run_ranks(function, world_size, *arguments)` returns what `function(*arguments)` returned on each rank, in the order
-of ranks. Arguments and results travel by pickle; tensors are copied. Workers come from one fork server that has imported torch and
-DeepSpeed already, so eight of them start in a few seconds. Before the function is called the gloo process group is up
-(`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the others are
-killed and RanksFailed carries that rank's traceback; when the deadline passes, every stuck rank's stack. Workers are
-killed by their exact process ids, and whatever they left in /dev/shm is removed.
+of ranks. Arguments and results travel by pickle; tensors are copied. Workers come from one fork server that has
+imported torch and DeepSpeed already, so eight of them start in a few seconds. Before the function is called the gloo
+process group is up (`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the
+others are killed and RanksFailed carries that rank's traceback; when the deadline passes, every stuck rank's stack.
+Workers are killed by their exact process ids, and whatever they left in /dev/shm is removed.
 
 `launch=False` sets the environment of `torchrun` but leaves the process group to the function.
 """
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import glob
 import multiprocessing
 import os
 import pickle
@@ -34,10 +33,26 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-PRELOADED = ["torch._dynamo", "deepspeed.runtime.zero.muon.original_muon", "torch.distributed.checkpoint", "trainer.engine"]
+PRELOADED = [
+    "torch._dynamo",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "torch.distributed.checkpoint",
+    "trainer.engine",
+]
 GRACE_SECONDS = 3.0
+
+
+class _Job(NamedTuple):
+    """What one worker is told: the pickled (function, arguments), its place, where its stacks go."""
+
+    call: bytes
+    rank: int
+    world_size: int
+    port: int
+    stacks: Path
+    launch: bool
 
 
 class RanksFailed(AssertionError):
@@ -57,7 +72,9 @@ def run_ranks(
             ours, theirs = context.Pipe(duplex=False)
             stacks = str(Path(folder) / f"stacks-{rank}")
             job = pickle.dumps((function, arguments))
-            worker = context.Process(target=_work, args=(job, rank, world_size, port, theirs, stacks, launch), daemon=True)
+            worker = context.Process(
+                target=_work, args=(job, rank, world_size, port, theirs, stacks, launch), daemon=True
+            )
             worker.start()
             theirs.close()
             ends.append(ours)
@@ -116,15 +133,14 @@ def _stacks(stuck: list[tuple[int, Any]], folder: Path) -> dict[int, str]:
     return texts
 
 
-def _work(
-    job: bytes, rank: int, world_size: int, port: int, end: Connection, stacks: str, launch: bool
-) -> None:
+def _work(job: _Job, end: Connection) -> None:
     """Body of one worker."""
-    with open(stacks, "w") as stream:
+    with job.stacks.open("w") as stream:
         faulthandler.register(signal.SIGUSR1, file=stream)
         os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            RANK=str(job.rank), LOCAL_RANK=str(job.rank), WORLD_SIZE=str(job.world_size),
+            LOCAL_WORLD_SIZE=str(job.world_size),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port),
         )  # fmt: skip
         import torch
         import torch.distributed
@@ -133,8 +149,8 @@ def _work(
 
         torch.set_num_threads(1)
         try:
-            function, arguments = pickle.loads(job)
-            if launch:
+            function, arguments = pickle.loads(job.call)
+            if job.launch:
                 init_distributed(torch.device("cpu"), timeout_seconds=600.0)
             try:
                 answer = (True, function(*arguments))
@@ -176,6 +192,5 @@ def _free_port() -> int:
 def _sweep(pids: list[int]) -> None:
     """Remove shared-memory files named after our workers' process ids."""
     for pid in pids:
-        for path in glob.glob(f"/dev/shm/*_{pid}_*"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        for path in Path("/dev/shm").glob(f"*_{pid}_*"):
+            path.unlink(missing_ok=True)

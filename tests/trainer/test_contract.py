@@ -51,7 +51,10 @@ def test_log_line_is_the_originals_byte_for_byte():
 
 def test_optional_fields_stand_where_the_original_put_them():
     line = format_step(dataclasses.replace(RECORD, loss_scale=4096.0, params_norm=12.5, curriculum_length=64))
-    assert "| loss scale: 4096.0 | grad norm: 960.351 | num zeros: 0.0 | params norm: 12.500 | curriculum seqlen:    64 | number" in line
+    assert (
+        "| loss scale: 4096.0 | grad norm: 960.351 | num zeros: 0.0 | params norm: 12.500 | curriculum seqlen:    64 | number"
+        in line
+    )
 
 
 def test_nan_loss_is_printed_and_read_back():
@@ -88,7 +91,13 @@ def test_older_lines_are_read(line, iteration, loss, seconds):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "PULSE: tr11 is running for 3:00", " iteration  12/ 20 | nothing else |", " valid loss at iteration 45000 | lm loss value: 2.3 |"]
+    "line",
+    [
+        "",
+        "PULSE: tr11 is running for 3:00",
+        " iteration  12/ 20 | nothing else |",
+        " valid loss at iteration 45000 | lm loss value: 2.3 |",
+    ],
 )
 def test_other_lines_are_not_steps(line):
     assert parse_step(line) is None
@@ -171,7 +180,9 @@ def test_manifest_reads_back_and_names_every_fault(tmp_path):
     (tmp_path / "weights" / "a").unlink()
     (tmp_path / "weights" / "b").write_bytes(b"short")
     (tmp_path / "weights" / "c").write_bytes(b"d" * 100)
-    assert [fault.split(":")[0] for fault in manifest_faults(tmp_path, manifest, read_digests=True)] == [f"weights/{n}" for n in "abc"]
+    assert [fault.split(":")[0] for fault in manifest_faults(tmp_path, manifest, read_digests=True)] == [
+        f"weights/{n}" for n in "abc"
+    ]
     assert len(manifest_faults(tmp_path, manifest, read_digests=False)) == 2
 
 

@@ -18,7 +18,9 @@ from trainer.model.random import seed_step, tensor_region
 SIZE = 16
 
 
-def train_from(config: TrainerConfig, first: int, last: int, tensors: Logical | None) -> tuple[list[float], list[Piece]]:
+def train_from(
+    config: TrainerConfig, first: int, last: int, tensors: Logical | None
+) -> tuple[list[float], list[Piece]]:
     """Steps [first, last) from whole tensors (None: from the start); losses, and the state afterwards."""
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
@@ -35,7 +37,9 @@ def train_from(config: TrainerConfig, first: int, last: int, tensors: Logical | 
     return losses, pieces
 
 
-def run(topology: tuple[int, int, int], first: int, last: int, tensors: Logical | None, **model: Any) -> tuple[list[float], Logical]:
+def run(
+    topology: tuple[int, int, int], first: int, last: int, tensors: Logical | None, **model: Any
+) -> tuple[list[float], Logical]:
     pipeline, tensor, data = topology
     ranks = run_ranks(train_from, pipeline * tensor * data, tiny(pipeline, tensor, **model), first, last, tensors)
     assert all(losses == ranks[0][0] for losses, _ in ranks)
@@ -47,7 +51,9 @@ def equal(one: Logical, other: Logical) -> bool:
     return all(torch.equal(one[name][kind], other[name][kind]) for name in one for kind in one[name])
 
 
-@pytest.mark.parametrize(("topology", "dtype"), [((2, 1, 2), "fp32"), ((2, 2, 1), "bf16"), ((1, 1, 1), "bf16")], ids=str)
+@pytest.mark.parametrize(
+    ("topology", "dtype"), [((2, 1, 2), "fp32"), ((2, 2, 1), "bf16"), ((1, 1, 1), "bf16")], ids=str
+)
 def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], dtype: str) -> None:
     """With dropout on: its masks are a function of the step, so nothing else needs saving."""
     options = {"dtype": dtype, "hidden_dropout": 0.1, "attention_dropout": 0.1}
@@ -70,7 +76,12 @@ def test_start_does_not_depend_on_topology() -> None:
     _, alone = run((1, 1, 1), 0, 0, None)
     _, cut = run((2, 2, 2), 0, 0, None)
     assert equal(alone, cut)
-    assert set(alone) >= {"embedding.word.weight", "embedding.norm.bias", "blocks.1.mlp.down.weight", "final_norm.weight"}
+    assert set(alone) >= {
+        "embedding.word.weight",
+        "embedding.norm.bias",
+        "blocks.1.mlp.down.weight",
+        "final_norm.weight",
+    }
     assert alone["blocks.0.attention.dense.bias"]["weight"].eq(0).all()
     assert abs(alone["embedding.word.weight"]["weight"].std().item() - 0.05) < 0.003
     assert abs(alone["blocks.0.mlp.down.weight"]["weight"].std().item() - 0.05 / 2.0) < 0.002
@@ -118,7 +129,11 @@ def broken_copies(config: TrainerConfig, name: str, rank: int) -> tuple[list[str
 
 @pytest.mark.parametrize(
     ("topology", "name"),
-    [((1, 2, 1), "blocks.1.input_norm.weight"), ((2, 1, 1), "embedding.word.weight"), ((1, 1, 2), "blocks.0.mlp.up.weight")],
+    [
+        ((1, 2, 1), "blocks.1.input_norm.weight"),
+        ((2, 1, 1), "embedding.word.weight"),
+        ((1, 1, 2), "blocks.0.mlp.up.weight"),
+    ],
     ids=str,
 )
 def test_guard_names_the_copy_that_differs(topology: tuple[int, int, int], name: str) -> None:
@@ -153,7 +168,9 @@ def dropout_losses(config: TrainerConfig) -> list[float]:
 
 def test_dropout_with_recomputation_changes_no_bit() -> None:
     options = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
-    plain, again = (run_ranks(dropout_losses, 2, tiny(1, 2, activation_checkpointing=flag, **options)) for flag in (False, True))
+    plain, again = (
+        run_ranks(dropout_losses, 2, tiny(1, 2, activation_checkpointing=flag, **options)) for flag in (False, True)
+    )
     assert plain == again
     assert plain[0] != run_ranks(dropout_losses, 2, tiny(1, 2))[0]
 
@@ -188,7 +205,14 @@ def coordinates() -> tuple[int, int, int, tuple[int, ...], bool, bool]:
 
     theirs = PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=2).get_coord(mesh.rank)
     assert (theirs.pipe, theirs.data, theirs.model) == (mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
-    return (mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank, mesh.pipeline_ranks, mesh.is_first_stage, mesh.is_last_stage)
+    return (
+        mesh.pipeline_rank,
+        mesh.data_rank,
+        mesh.tensor_rank,
+        mesh.pipeline_ranks,
+        mesh.is_first_stage,
+        mesh.is_last_stage,
+    )
 
 
 def test_mesh_numbers_ranks_as_the_pipeline_engine_does() -> None:

@@ -88,7 +88,9 @@ def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
     assert decide([0, 0, 0], limits(tmp_path, interval=10), 21, trained=True, now=1000.0) is None
 
 
-@pytest.mark.parametrize(("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)])
+@pytest.mark.parametrize(
+    ("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)]
+)
 def test_exit_codes(reason, code):
     assert exit_code(reason) == code
 
@@ -135,7 +137,9 @@ def test_attempt_from_the_environment():
 
 
 def run_python(body: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
 
 
 def test_a_signal_before_the_slow_imports_is_remembered():

@@ -214,7 +214,13 @@ def bloom() -> Any:
 
     torch.manual_seed(11)
     shape = BloomConfig(
-        vocab_size=64, hidden_size=48, n_layer=2, n_head=6, hidden_dropout=0.0, attention_dropout=0.0, initializer_range=0.08
+        vocab_size=64,
+        hidden_size=48,
+        n_layer=2,
+        n_head=6,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        initializer_range=0.08,
     )
     model = BloomForCausalLM(shape)
     with torch.no_grad():  # biases and norms away from their trivial start
@@ -236,9 +242,12 @@ def logical(model: Any) -> Logical:
 
 
 def bloom_curve(config: TrainerConfig) -> tuple[list[float], list[float], list[float]]:
-    """Losses, gradient norms and, as a view of the logits, the losses of single samples before training, by transformers."""
+    """By transformers: losses, gradient norms and, to see the logits, losses of single samples before training."""
     model = bloom()
-    groups = [[item for item in model.parameters() if item.dim() > 1], [item for item in model.parameters() if item.dim() == 1]]
+    groups = [
+        [item for item in model.parameters() if item.dim() > 1],
+        [item for item in model.parameters() if item.dim() == 1],
+    ]
     optimizer = torch.optim.AdamW(
         [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=1e-3, foreach=True
     )
@@ -305,7 +314,7 @@ def our_logits(config: TrainerConfig, tensors: Logical, tokens: Tensor) -> Tenso
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 6e-2)])
 def test_logits_equal_transformers_bloom(dtype: str, tolerance: float) -> None:
-    """fp32 to rounding. bf16: 2 blocks of about 10 roundings each of 2^-9 on logits of size 3, adding up in quadrature."""
+    """fp32 to rounding. bf16: 2 blocks of about 10 roundings of 2^-9 each, on logits of size 3, in quadrature."""
     config = bloom_card(1, 1, dtype)
     tokens = samples(config, 5, 3)[:, :-1]
     model = bloom()

@@ -1,9 +1,9 @@
 """Topology changes speed, never the numbers: every shape of pipeline x data x tensor against one process.
 
-fp32 tolerances. Sums over tensor ranks, stages and replicas are taken in another order than in one process; each fp32 sum of
-n terms may then differ by a few units of 2^-24 of its size, and losses here are near ln 64 = 4.2, where one unit in
-the last place is 4.8e-7. Four units (2e-6) is the bound on losses over 20 steps, 1e-5 (relative) on gradient norms.
-bf16: weights and activations are rounded to 8 bits (2^-9 relative). A loss averages over 128 to 256 tokens, so
+fp32 tolerances. Sums over tensor ranks, stages and replicas are taken in another order than in one process; each fp32
+sum of n terms may then differ by a few units of 2^-24 of its size, and losses here are near ln 64 = 4.2, where one
+unit in the last place is 4.8e-7. Four units (2e-6) is the bound on losses over 20 steps, 1e-5 (relative) on gradient
+norms. bf16: weights and activations are rounded to 8 bits (2^-9 relative). A loss averages over 128 to 256 tokens, so
 roundings partly cancel; the bound is one rounding of the loss, 2^-9 x 4.2 = 8e-3, taken over 8 for that averaging.
 """
 
@@ -22,7 +22,9 @@ BF16_LOSS = 2.0**-9 * 4.2 / 8
 
 
 @cache
-def curves(topology: tuple[int, int, int], dtype: str = "fp32", recompute: bool = False, positions: str = "alibi") -> list[Curve]:
+def curves(
+    topology: tuple[int, int, int], dtype: str = "fp32", recompute: bool = False, positions: str = "alibi"
+) -> list[Curve]:
     pipeline, tensor, data = topology
     card = tiny(pipeline, tensor, dtype, activation_checkpointing=recompute, position_embedding=positions)
     return run_ranks(train, pipeline * tensor * data, card)

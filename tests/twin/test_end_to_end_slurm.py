@@ -28,7 +28,10 @@ def test_array_time_limit_resume_and_kill_switch(playground):
         assert playground.manifest(first.iteration) is not None
 
     # Task 2 goes on where task 1 stopped.
-    playground.wait(lambda: playground.steps()[-1]["iteration"] >= first.iteration + 3 if playground.steps() else False, "task 2's steps")
+    playground.wait(
+        lambda: playground.steps()[-1]["iteration"] >= first.iteration + 3 if playground.steps() else False,
+        "task 2's steps",
+    )
     status = playground.tr11("status", "--run", card, "--json").stdout
     assert '"healthy"' in status or '"starting"' in status
     playground.tr11("kill", "--run", card, "--yes", "--wait", "--reason", "a test")
@@ -39,7 +42,10 @@ def test_array_time_limit_resume_and_kill_switch(playground):
     assert second.reason == third.reason == "kill-switch"
     assert second.checkpoint_step == second.iteration > first.iteration
     assert playground.manifest(second.iteration) is not None
-    jobs = {end.job_id: [step["iteration"] for step in playground.steps() if step["job_id"] == end.job_id] for end in playground.ends()}
+    jobs = {
+        end.job_id: [step["iteration"] for step in playground.steps() if step["job_id"] == end.job_id]
+        for end in playground.ends()
+    }
     assert jobs[second.job_id][0] == first.iteration + 1
     assert jobs[third.job_id] == []
     out = [path.name for path in playground.folder.rglob("*.out")]

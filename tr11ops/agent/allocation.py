@@ -32,7 +32,9 @@ def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None
     """
     if foreground_nodes is not None:
         names = tuple(f"{socket.gethostname()}-{number}" for number in range(foreground_nodes))
-        return Allocation("foreground", environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}", None, None, names)
+        return Allocation(
+            "foreground", environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}", None, None, names
+        )
     job_id = environment.get("SLURM_JOB_ID")
     node_list = environment.get("SLURM_JOB_NODELIST")
     if not job_id or not node_list:
@@ -58,7 +60,10 @@ def master_address(allocation: Allocation, timeout_seconds: float = 30.0) -> str
     try:
         shown = subprocess.run(
             ["scontrol", "--oneliner", "show", "node", first],
-            capture_output=True, text=True, timeout=timeout_seconds, check=True,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return first

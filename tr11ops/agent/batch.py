@@ -22,6 +22,7 @@ from typing import Any
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.step import Launch, LineTee, StopFlag, run_launch
 from tr11ops.agent.verdict import AttemptVerdict, conclude, first_failure
+from tr11ops.cluster.hostlist import compress
 from tr11ops.runcard import RunCard, card_from_resolved
 from trainer.config import CardError, Problem
 from trainer.contract import EXIT_FINE, EXIT_REFUSED, EndMarker, RunPaths, host_name, read_latest, write_json
@@ -54,7 +55,8 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
         master_address=master_address(allocation),
         master_port=config.slurm.master_port or free_port(),
     )
-    tee.line(f"tr11: attempt {allocation.job_id} launch {launch.number} on {len(launch.nodes)} nodes: {','.join(launch.nodes)}")
+    nodes = f"{len(launch.nodes)} nodes: {compress(launch.nodes)}"
+    tee.line(f"tr11: attempt {allocation.job_id} launch {launch.number} on {nodes}")
     srun_lines: deque[str] = deque(maxlen=50)
 
     def keep(line: bytes) -> None:
@@ -130,7 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.batch", description=__doc__.split("\n")[0])
     parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
     parser.add_argument("--submission", default="", help="tag of the submission this attempt belongs to")
-    parser.add_argument("--foreground-nodes", type=int, default=None, help="play this many nodes here, without a scheduler")
+    parser.add_argument(
+        "--foreground-nodes", type=int, default=None, help="play this many nodes here, without a scheduler"
+    )
     options = parser.parse_args(arguments)
     try:
         return run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)

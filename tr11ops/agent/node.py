@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -87,8 +88,13 @@ def run(task: NodeTask) -> int:
     write_json(
         task.attempt / "nodes" / f"{host_name()}.json",
         {
-            "node": host_name(), "node_rank": task.node_rank, "launch": task.launch, "start": started,
-            "end": time.time(), "exit_status": status, "ended_processes": ended,
+            "node": host_name(),
+            "node_rank": task.node_rank,
+            "launch": task.launch,
+            "start": started,
+            "end": time.time(),
+            "exit_status": status,
+            "ended_processes": ended,
         },
     )
     return status
@@ -133,10 +139,8 @@ def _pass_on(stream: IO[bytes], task: NodeTask) -> None:
             rank = task.node_rank * task.workers + int(match.group(1))
             if rank not in files:
                 files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
-            try:
+            with suppress(OSError):  # a full disk must not silence the main log, which says the same
                 files[rank].write(line[match.end() :])
-            except OSError:
-                pass  # a full disk must not silence the main log, which says the same
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
     for file in files.values():

@@ -101,8 +101,14 @@ class StopFlag:
             signal.signal(number, lambda received, _frame: self.received.append(received))
 
 
-def run_launch(launch: Launch, allocation: Allocation, environment: Mapping[str, str], tee: LineTee, stop: StopFlag,
-               keep: Callable[[bytes], None]) -> int:
+def run_launch(
+    launch: Launch,
+    allocation: Allocation,
+    environment: Mapping[str, str],
+    tee: LineTee,
+    stop: StopFlag,
+    keep: Callable[[bytes], None],
+) -> int:
     """Run one launch to its end and return the highest exit status of its nodes.
 
     A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once.

@@ -20,7 +20,9 @@ class AttemptVerdict:
     message: str
 
 
-def conclude(marker: EndMarker | None, step_status: int, first_failure: str | None, srun_lines: tuple[str, ...]) -> AttemptVerdict:
+def conclude(
+    marker: EndMarker | None, step_status: int, first_failure: str | None, srun_lines: tuple[str, ...]
+) -> AttemptVerdict:
     """The verdict of one attempt.
 
     Exit status 0 is not success: without the trainer's own end marker the attempt failed.
@@ -29,7 +31,9 @@ def conclude(marker: EndMarker | None, step_status: int, first_failure: str | No
     if marker is not None:
         status = {"error": EXIT_ERROR, "refused": EXIT_REFUSED}.get(marker.reason, EXIT_FINE)
         return AttemptVerdict(marker.reason, marker.iteration, marker.checkpoint_step, status, marker.message)
-    evidence = first_failure or (srun_lines[0] if srun_lines else f"the workers ended with status {step_status} and no word")
+    evidence = first_failure or (
+        srun_lines[0] if srun_lines else f"the workers ended with status {step_status} and no word"
+    )
     return AttemptVerdict("error", None, None, EXIT_ERROR, evidence)
 
 

@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+Json = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
 Force = Annotated[bool, typer.Option("--force", help="Make it again even when it is up to date.")]
 JsonKey = Annotated[str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")]
 
@@ -46,6 +47,7 @@ def corpus(
     out: Annotated[Path, typer.Option(help="File to write: one JSON object {text, source} a line.")],
     min_bytes: Annotated[int, typer.Option(min=1, help="Least UTF-8 bytes of text.")] = 20_000_000,
     force: Force = False,
+    json: Json = False,
 ) -> None:
     """Build a real corpus from text that every Python installation carries.
 
@@ -54,7 +56,9 @@ def corpus(
 
     Example: tr11 data corpus --out data/corpus.jsonl
     """
-    _finish(["corpus", "--out", str(out), "--min-bytes", str(min_bytes), *_flag("--force", force)])
+    _finish(
+        ["corpus", "--out", str(out), "--min-bytes", str(min_bytes), *_flag("--force", force), *_flag("--json", json)]
+    )
 
 
 @app.command()
@@ -66,6 +70,7 @@ def tokenizer(
     json_key: JsonKey = "text",
     special_token: Annotated[list[str] | None, typer.Option(help="One more special token; may be repeated.")] = None,
     force: Force = False,
+    json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer (any text can be encoded; <|endoftext|> is id 0).
 
@@ -75,7 +80,7 @@ def tokenizer(
     _finish(
         [
             *("tokenizer", "--corpus", str(corpus), "--out", str(out), "--vocab-size", str(vocab_size)),
-            *("--json-key", json_key, *extra, *_flag("--force", force)),
+            *("--json-key", json_key, *extra, *_flag("--force", force), *_flag("--json", json)),
         ]
     )
 
@@ -93,10 +98,11 @@ def preprocess(
         bool, typer.Option("--skip-bad-lines", help="Leave faulty lines out, and say so.")
     ] = False,
     force: Force = False,
+    json: Json = False,
 ) -> None:
     """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the lines.
 
-    The pair appears whole or not at all, and is kept when it is up to date. The summary is JSON on stdout.
+    The pair appears whole or not at all, and is kept when it is up to date.
 
     Example: tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
     """
@@ -107,6 +113,7 @@ def preprocess(
             *(["--workers", str(workers)] if workers is not None else []),
             *_flag("--skip-bad-lines", skip_bad_lines),
             *_flag("--force", force),
+            *_flag("--json", json),
         ]
     )
 
@@ -115,12 +122,13 @@ def preprocess(
 def merge(
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs to join, in this order.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")],
+    json: Json = False,
 ) -> None:
     """Join indexed pairs of one token type into one.
 
     Example: tr11 data merge data/part0_text_document data/part1_text_document --output-prefix data/all_text_document
     """
-    _finish(["merge", "--output-prefix", output_prefix, "--", *prefixes])
+    _finish(["merge", "--output-prefix", output_prefix, *_flag("--json", json), "--", *prefixes])
 
 
 @app.command()
@@ -135,6 +143,7 @@ def index(
     seed: Annotated[int, typer.Option(min=0)] = 1234,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="Refuse tokens outside this vocabulary.")] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Folder for the maps; beside each pair if not given.")] = None,
+    json: Json = False,
 ) -> None:
     """Build the index maps beforehand, so that no node of a large training waits for them.
 
@@ -147,6 +156,7 @@ def index(
             *("--split", split, "--seed", str(seed)),
             *(["--vocab-size", str(vocab_size)] if vocab_size is not None else []),
             *(["--cache-dir", str(cache_dir)] if cache_dir is not None else []),
+            *_flag("--json", json),
             *("--", *data),
         ]
     )
@@ -157,7 +167,7 @@ def inspect(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A pair, without .bin or .idx.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Decode the beginnings with it, check the vocabulary.")] = None,
     sequences: Annotated[int, typer.Option(min=0, help="Beginnings to show.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what an indexed pair holds: type, sequences, documents, tokens, lengths, beginnings.
 
@@ -167,7 +177,7 @@ def inspect(
         [
             *("inspect", "--sequences", str(sequences)),
             *(["--tokenizer", str(tokenizer)] if tokenizer is not None else []),
-            *_flag("--json", as_json),
+            *_flag("--json", json),
             *("--", prefix),
         ]
     )

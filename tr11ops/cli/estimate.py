@@ -20,7 +20,7 @@ WIDTH = 80
 Row = tuple[str, str, str]  # what, value, remark
 
 
-def estimate(  # noqa: PLR0917  # options of a command line: typer calls it by name
+def estimate(  # options of a command line: typer calls it by name
     run: RunOption = None,
     overrides: SetOption = None,
     seconds_per_iteration: Annotated[

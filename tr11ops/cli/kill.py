@@ -68,9 +68,11 @@ def kill(
         return
     _guard(directory)
     from tr11ops.journal import user_name
+    from tr11ops.observe import scheduler_kind
     from tr11ops.stop import look, wait_for_end
 
-    edge = open_scheduler(scheduler)
+    # What was launched on one scheduler is stopped there, whatever else this machine has.
+    edge = open_scheduler((scheduler_kind(directory) if scheduler == "auto" else None) or scheduler)
     view = look(card, directory, edge, user_name())
     was_set = directory.kill_switch_is_set()
     for line in _lines(directory, view, was_set):

@@ -29,7 +29,7 @@ NARROWEST, WIDEST = 40, 132
 CLUSTERS = ("slurm", "local", "auto")
 
 
-def status(  # noqa: PLR0917  # options of a command line: typer calls it by name
+def status(  # options of a command line: typer calls it by name
     seconds: Annotated[
         float | None,
         typer.Argument(metavar="SECONDS", show_default=False, help="With --watch: seconds between two looks [10]."),

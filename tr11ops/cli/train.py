@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SetOption, card_path, directory_of, open_scheduler, say
-from tr11ops.rundir import new_tag, write_text
+from tr11ops.cli.common import RunOption, SetOption, card_path, directory_of, open_scheduler, say
+from tr11ops.rundir import new_tag
 
 
 def train(
@@ -58,8 +58,8 @@ def train(
     code = verdict(checks)
     if code:
         raise typer.Exit(code)
-    if any(not name.isidentifier() for name in card.slurm.environment):
-        raise Refusal("slurm.environment holds a name that no environment can", exit_code=2)
+    if card.slurm.setup:
+        say("tr11: slurm.setup is for a job's shell and is not run here")
 
     tag = new_tag()
     lock = hold_launch_lock(directory.launch_lock)
@@ -67,7 +67,6 @@ def train(
     keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
     job_id = f"foreground-{tag}"
     command = [*agent_command(paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
-    write_text(paths.folder / "command.txt", " ".join(command) + "\n")
     Journal(directory.journal).write(
         "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
     )

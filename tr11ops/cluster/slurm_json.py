@@ -6,7 +6,9 @@ Older versions write plain numbers, null for "none" and exit codes as wait statu
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,9 +25,9 @@ def number(value: object) -> int | None:
         if value.get("infinite") or not value.get("set", True):
             return None
         value = value.get("number")
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value, re.ASCII):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     whole = int(value)
     return None if whole in (_NO_VALUE, _NO_VALUE + 1) else whole
@@ -81,7 +83,7 @@ def job(value: Mapping[str, Any]) -> Job:
     waiting = _text(value.get("array_task_string"))
     array_id = str(array) if array and (task_id is not None or waiting) else None
     tasks = waiting if task_id is None else str(task_id)
-    state = job_state(value.get("job_state") or "")
+    state = job_state(value.get("job_state"))
     code, signal = exit_status(value.get("exit_code")) if state.is_final else (None, None)
     derived = exit_status(value.get("derived_exit_code")) if state.is_final else (None, None)
     limit = number(value.get("time_limit"))
@@ -93,6 +95,8 @@ def job(value: Mapping[str, Any]) -> Job:
         known |= {"j": raw_id, "a": str(_NO_VALUE)}
     elif task_id is not None:
         known |= {"j": raw_id, "a": str(task_id)}
+    expanded = _text(value.get("stdout_expanded")) if not (array_id and task_id is None) else ""
+    output = expanded or output_path(_text(value.get("standard_output")), directory, known)
     return Job(
         job_id=full_job_id(raw_id, array_id, tasks),
         raw_id=raw_id,
@@ -117,20 +121,24 @@ def job(value: Mapping[str, Any]) -> Job:
         excluded=_names(value.get("excluded_nodes")),
         pending_tasks=task_numbers(waiting) if array_id and task_id is None and not state.is_final else (),
         working_directory=directory,
-        output=_text(value.get("stdout_expanded")) or output_path(_text(value.get("standard_output")), directory, known),
+        output=output,
     )
+
+
+def _entries(reply: Mapping[str, Any], key: str) -> list[Any]:
+    value = reply.get(key)
+    return value if isinstance(value, list) else []
 
 
 def jobs(reply: Mapping[str, Any]) -> tuple[Job, ...]:
     """All jobs of a reply."""
-    entries = reply.get("jobs") or []
-    return tuple(job(entry) for entry in entries if isinstance(entry, Mapping))
+    return tuple(job(entry) for entry in _entries(reply, "jobs") if isinstance(entry, Mapping))
 
 
 def errors(reply: Mapping[str, Any]) -> str:
     """The errors that a reply reports, in one line; empty when it reports none."""
     texts = []
-    for entry in reply.get("errors") or []:
+    for entry in _entries(reply, "errors"):
         if isinstance(entry, Mapping):
             said = [_text(entry.get(key)) for key in ("error", "description")]
             texts.append(": ".join(filter(None, said)) or str(dict(entry)))

@@ -9,6 +9,7 @@ from datetime import datetime
 from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
 
+MAXIMUM_TASKS = 4_000_001  # the largest MaxArraySize that Slurm takes
 SEPARATOR = "\x1f"
 SQUEUE_FORMAT = SEPARATOR.join(
     ("%i", "%A", "%F", "%K", "%j", "%u", "%T", "%r", "%P", "%N", "%D", "%V", "%S", "%e", "%l", "%E", "%x", "%Z", "%k")
@@ -52,10 +53,10 @@ _NODE_STATES = {
 }
 
 
-def job_state(names: str | list[str]) -> JobState:
-    """The state of a job from Slurm's name, or from the base state and flags of newer versions."""
-    every = [names] if isinstance(names, str) else names
-    known = [_STATES.get(name) or JobState.__members__.get(name) for name in every]
+def job_state(names: object) -> JobState:
+    """The state of a job from Slurm's name, or from the list of base state and flags of newer versions."""
+    every = names if isinstance(names, list) else [names]
+    known = [_STATES.get(name) or JobState.__members__.get(name) for name in every if isinstance(name, str)]
     for state in (JobState.COMPLETING, JobState.CONFIGURING):
         if state in known:
             return state
@@ -66,9 +67,10 @@ def task_numbers(text: str) -> tuple[int, ...]:
     """Tasks of an array expression such as "4-10%1", "1,3,7-9" or "0-8:4"."""
     numbers: list[int] = []
     for entry in text.partition("%")[0].strip("[]").split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", entry)
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", entry, re.ASCII)
         if match:
-            numbers.extend(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+            tasks = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+            numbers.extend(tasks[: MAXIMUM_TASKS - len(numbers)])
     return tuple(numbers)
 
 

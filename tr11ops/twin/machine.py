@@ -108,3 +108,13 @@ def listens(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def accepts(port: int) -> bool:
+    """True when a server answers on this TCP port of the loopback interface; does not take the port, unlike a bind."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

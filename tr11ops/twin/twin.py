@@ -22,6 +22,7 @@ import psutil
 from tr11ops.twin import accounting
 from tr11ops.twin.machine import (
     DAEMONS,
+    accepts,
     check_memory,
     default_directory,
     find_programs,
@@ -42,7 +43,7 @@ from tr11ops.twin.plan import (
     slurm_conf,
     slurmdbd_conf,
 )
-from tr11ops.twin.ports import claimed_ports, is_free
+from tr11ops.twin.ports import claimed_ports
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
 
 Progress = Callable[[str], None]
@@ -248,7 +249,7 @@ class Twin:
             database = accounting.start_database(database_programs, self.folders, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
             slurmdbd = accounting.start_slurmdbd(database_programs, self.folders, environment)
-            _await(lambda: not is_free(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
+            _await(lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
         controller = self._spawn(programs, "slurmctld")
         for name in self.plan.node_names:
             self._spawn(programs, name)

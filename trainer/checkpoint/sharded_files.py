@@ -169,7 +169,14 @@ class _SavePlanner(DefaultSavePlanner):
         return plans, metadata
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        return self._pieces[write_item.index].tensor
+        return _in_own_storage(self._pieces[write_item.index].tensor)
+
+
+def _in_own_storage(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor whose storage is no larger than itself: DCP copies any other before it writes it."""
+    if tensor.is_cpu and tensor.is_contiguous():
+        return torch.from_numpy(tensor.flatten().view(torch.uint8).numpy()).view(tensor.dtype).view(tensor.shape)
+    return tensor
 
 
 def _write_item(piece: Piece) -> WriteItem:

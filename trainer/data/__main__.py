@@ -1,4 +1,4 @@
-"""`python -m trainer.data`: make, index and look at training data. Progress on stderr, results as JSON on stdout."""
+"""`python -m trainer.data`: make, index and look at training data. Progress on stderr, one line of result on stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.data.dataset import open_splits
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import merge
-from trainer.data.inspect import describe, inspect_pair
+from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import check_vocabulary_size, is_trained, load_tokenizer, train_tokenizer
@@ -181,14 +181,28 @@ def _weighted(words: Sequence[str]) -> list[tuple[float, str | Path]]:
     return pairs
 
 
-def show_pair(options: argparse.Namespace) -> dict[str, Any] | None:
+def show_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Describe a pair."""
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
-    inspection = inspect_pair(options.prefix, tokenizer, options.sequences)
-    if options.json:
-        return asdict(inspection)
-    sys.stdout.write(describe(inspection) + "\n")
-    return None
+    return asdict(inspect_pair(options.prefix, tokenizer, options.sequences))
+
+
+def sentence(command: str, result: dict[str, Any]) -> str:
+    """What a person wants to know of a command's result."""
+    if command == "corpus":
+        return f"{result['path']}: {result['documents']:,} documents, {result['text_bytes']:,} bytes of text"
+    if command == "tokenizer":
+        return f"{result['path']}: {result['vocabulary_size']:,} tokens, end of document is {result['eod_id']}"
+    if command == "preprocess":
+        rate = f"{result['tokens_per_second']:,.0f} tokens/s with {result['workers']} worker(s)"
+        return f"{result['prefix']}.bin, .idx: {result['documents']:,} documents, {result['tokens']:,} tokens; {rate}"
+    if command == "merge":
+        return f"{result['prefix']}.bin, .idx: {result['tokens']:,} tokens of {result['inputs']} pairs"
+    if command == "index":
+        return "index maps are ready: " + ", ".join(
+            f"{count:,} {name} samples" for name, count in result["samples"].items()
+        )
+    return describe(Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])}))
 
 
 def _positive(text: str) -> int:
@@ -208,7 +222,7 @@ def _count(text: str) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The command line; the same commands and options as `tr11 data`."""
     parser = argparse.ArgumentParser(prog="python -m trainer.data", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     command = commands.add_parser("corpus", help="a real corpus from this Python installation's own text")
     command.set_defaults(run=make_corpus)
@@ -258,7 +272,8 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("prefix", metavar="PREFIX")
     command.add_argument("--tokenizer", type=Path)
     command.add_argument("--sequences", type=_count, default=3)
-    command.add_argument("--json", action="store_true")
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="the result as one JSON object")
     return parser
 
 
@@ -268,8 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         result = options.run(options)
-        if result is not None:
-            sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
+        shown = json.dumps(result, ensure_ascii=False) if options.json else sentence(options.command, result)
+        sys.stdout.write(shown + "\n")
         sys.stdout.flush()
     except UsageError as error:
         say(f"error: {error}")

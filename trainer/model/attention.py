@@ -37,8 +37,8 @@ def _geometric(heads: int) -> list[float]:
 class AttentionBias:
     """The additive mask of all blocks of one worker: causal, plus ALiBi's slope x distance for its heads.
 
-    Written as the distance to the query (0 on the diagonal, negative behind it), which equals slope x position under the softmax
-    and stays exact in bf16 where it matters. Made once per sequence length and shared by all blocks.
+    Written as the distance to the query (0 on the diagonal, negative behind it), which equals slope x position under
+    the softmax and stays exact in bf16 where it matters. Made once per sequence length and shared by all blocks.
     """
 
     def __init__(self, heads: int, mesh: Mesh):
@@ -60,7 +60,7 @@ class AttentionBias:
 
 
 class SelfAttention(nn.Module):
-    """Query, key and value in one projection, ordered [heads, 3, head size] in rows, so a slice of rows is whole heads."""
+    """Query, key and value in one projection: rows [heads, 3, head size], so a slice of rows is whole heads."""
 
     def __init__(self, model: ModelSection, mesh: Mesh, bias: AttentionBias | None):
         super().__init__()

@@ -22,7 +22,7 @@ class MultilayerPerceptron(nn.Module):
         self.down = RowParallelLinear(model.ffn, model.hidden_size, output_projection_std(std, model.layers), mesh)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down(functional.gelu(self.up(hidden), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.down(functional.gelu(self.up(hidden), approximate="tanh"))
 
 
 class TransformerBlock(nn.Module):

@@ -1,7 +1,8 @@
 """The four collectives of tensor parallelism, each with the right gradient.
 
-`copy` and `reduce` are each other's gradient, so are `gather` and `scatter` (along the last dimension). A group of None stands
-for one worker: the tensor is returned as it is. Reductions write into their argument, which must not be used again.
+`copy` and `reduce` are each other's gradient, so are `gather` and `scatter` (along the last dimension). A group of
+None stands for one worker: the tensor is returned as it is. Reductions write into their argument, which must not be
+used again.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from torch.distributed import ProcessGroup
 
 def copy_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Enter a region where each worker uses the same input differently: identity, gradients are summed."""
-    return tensor if group is None else _Copy.apply(tensor, group)  # type: ignore[no-any-return]
+    return tensor if group is None else _Copy.apply(tensor, group)
 
 
 def reduce_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Leave such a region: partial results are summed, the gradient passes unchanged."""
-    return tensor if group is None else _Reduce.apply(tensor, group)  # type: ignore[no-any-return]
+    return tensor if group is None else _Reduce.apply(tensor, group)
 
 
 def gather_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Join the workers' slices along the last dimension; the gradient is cut back."""
-    return tensor if group is None else _Gather.apply(tensor, group)  # type: ignore[no-any-return]
+    return tensor if group is None else _Gather.apply(tensor, group)
 
 
 def scatter_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Keep this worker's slice of the last dimension; the gradient is joined."""
-    return tensor if group is None else _Scatter.apply(tensor, group)  # type: ignore[no-any-return]
+    return tensor if group is None else _Scatter.apply(tensor, group)
 
 
 def _all_reduce(tensor: Tensor, group: ProcessGroup) -> Tensor:

@@ -1,6 +1,7 @@
 """Sizes and costs of a model, from its card alone: parameters, FLOPs, bytes, files. Free of torch.
 
-Formulas: Megatron-DeepSpeed, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward, s sequence, L layers, B batch.
+Formulas: Megatron-DeepSpeed's, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward,
+s sequence, L layers, B batch.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: boo
 
 
 # ----------------------------------------------------------------------------- floating-point operations
-def tflops_per_gpu(  # noqa: PLR0917  # the formula's own six quantities
+def tflops_per_gpu(  # the formula's own six quantities
     model: ModelSection,
     padded_vocabulary_size: int,
     global_batch_size: float,

@@ -1,8 +1,8 @@
 """The GPT as a list of layers, and the logical names of its tensors. The only place that knows what the model is.
 
 Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`, `blocks.N.input_norm.*`,
-`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`, `final_norm.*`.
-The output projection is the word embedding again and has no name of its own.
+`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`,
+`final_norm.*`. The output projection is the word embedding again and has no name of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Layer:
 
 def gpt_layers(model: ModelSection, vocabulary_size: int, mesh: Mesh, head: LanguageModelHead) -> list[Layer]:
     """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out."""
-    embedding = (VocabularyParallelEmbedding, (vocabulary_size, model.hidden_size, model.init_std, mesh), "embedding.word.")
+    embedding = (
+        VocabularyParallelEmbedding,
+        (vocabulary_size, model.hidden_size, model.init_std, mesh),
+        "embedding.word.",
+    )
     alibi = model.position_embedding == "alibi"
     bias = AttentionBias(model.attention_heads, mesh) if alibi else None
     layers = [Layer(*embedding, tied_key=TIED_KEY)]

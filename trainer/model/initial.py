@@ -1,8 +1,8 @@
 """Initial weights that do not depend on how the model is cut.
 
-Each logical tensor is a function of (seed, its logical name) alone: it is drawn in fp32 on the CPU, block of rows by block of rows,
-every block from a generator of its own. A worker draws only the blocks that its slice touches, so no worker ever holds
-a whole large tensor, and any tensor x pipeline x data layout starts from the same numbers.
+Each logical tensor is a function of (seed, its logical name) alone: it is drawn in fp32 on the CPU, block of rows by
+block of rows, every block from a generator of its own. A worker draws only the blocks that its slice touches, so no
+worker ever holds a whole large tensor, and any tensor x pipeline x data layout starts from the same numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The output projection and its cross-entropy as one step, in pieces, never holding all logits in fp32.
 
-The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece of tokens: logits, soft-max
-statistics (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states and of the weight, so that nothing is
-recomputed in the backward pass. The gradients of the loss wait until the backward pass asks for them.
+The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece of tokens: logits,
+soft-max statistics (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states
+and of the weight, so that nothing is recomputed in the backward pass. The gradients of the loss wait until the
+backward pass asks for them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class LanguageModelHead:
         slot = _Slot()
         self._pending = (embedding, slot)
         hidden = copy_to_tensor_region(hidden, self.group)
-        return _Attach.apply(hidden, embedding.weight, slot)  # type: ignore[no-any-return]
+        return _Attach.apply(hidden, embedding.weight, slot)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over all labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
@@ -72,8 +73,8 @@ class LanguageModelHead:
         wanted = labels.reshape(-1)
         weight = embedding.weight.detach().to(compute_dtype(flat))
         if torch.is_grad_enabled() and flat.requires_grad:
-            return _ProjectionLoss.apply(flat, weight, wanted, rows, slot)  # type: ignore[no-any-return]
-        return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, None)
+            return _ProjectionLoss.apply(flat, weight, wanted, (rows, slot))
+        return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None)
 
 
 class _Attach(torch.autograd.Function):
@@ -90,51 +91,49 @@ class _Attach(torch.autograd.Function):
 
 class _ProjectionLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, slot: _Slot) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, place: tuple[_Rows, _Slot]) -> Tensor:
+        rows, ctx.slot = place
         wide = hidden.to(weight.dtype)
-        hidden_gradient = torch.empty_like(wide)
-        weight_gradient = torch.empty_like(weight)
-        loss = _cross_entropy(wide, weight, labels, rows, hidden_gradient, weight_gradient)
-        ctx.gradients, ctx.slot, ctx.dtype = (hidden_gradient, weight_gradient), slot, hidden.dtype
-        return loss
+        ctx.gradients, ctx.dtype = (torch.empty_like(wide), torch.empty_like(weight)), hidden.dtype
+        return _cross_entropy(wide, weight, labels, rows, ctx.gradients)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, None
-        ctx.slot.gradient = weight_gradient.mul_(gradient).to(ctx.dtype)
-        return hidden_gradient.mul_(gradient).to(ctx.dtype), None, None, None, None
+        (to_hidden, to_weight), ctx.gradients = ctx.gradients, None
+        ctx.slot.gradient = to_weight.mul_(gradient).to(ctx.dtype)
+        return to_hidden.mul_(gradient).to(ctx.dtype), None, None, None
 
 
 @torch.no_grad()
 def _cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, hidden_gradient: Tensor | None, weight_gradient: Tensor | None
+    hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, gradients: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Mean loss over the tokens; fills both gradients of it when given."""
+    """Mean loss over the tokens; fills its gradients with respect to `hidden` and `weight` when given room for them."""
     tokens, kind = hidden.shape[0], hidden.device.type
     height = max(1, PIECE_ELEMENTS[kind] // weight.shape[0])
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     exact = None
     for begin in range(0, tokens, height):
-        piece = hidden[begin : begin + height]
-        logits = piece @ weight.t()
-        losses = _softmax_losses(logits, labels[begin : begin + height], rows, hidden_gradient is not None, 1.0 / tokens)
-        total += losses.sum()
-        if hidden_gradient is None or weight_gradient is None:
+        part = slice(begin, begin + height)
+        logits = hidden[part] @ weight.t()
+        total += _softmax_losses(logits, labels[part], rows, gradients is not None, 1.0 / tokens).sum()
+        if gradients is None:
             continue
-        torch.mm(logits, weight, out=hidden_gradient[begin : begin + height])
+        to_hidden, to_weight = gradients
+        torch.mm(logits, weight, out=to_hidden[part])
         if tokens <= height:
-            torch.mm(logits.t(), piece, out=weight_gradient)
+            torch.mm(logits.t(), hidden, out=to_weight)
         elif exact is None:
-            exact = (logits.t() @ piece).float()
+            exact = (logits.t() @ hidden[part]).float()
         else:
-            exact += logits.t() @ piece
-    if exact is not None and weight_gradient is not None:
-        weight_gradient.copy_(exact)
+            exact += logits.t() @ hidden[part]
+    if gradients is not None and exact is not None:
+        gradients[1].copy_(exact)
     return total / tokens
 
 
 def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, to_gradient: bool, scale: float) -> Tensor:
-    """Per-token losses (fp32) of a piece's logits; the logits are overwritten, by their gradient x `scale` if wanted."""
+    """Per-token losses (fp32) of a piece's logits, which are overwritten: by their gradient x `scale` if wanted."""
     count, width = logits.shape
     local = labels - rows.first
     here = (local >= 0) & (local < width)
@@ -162,7 +161,7 @@ def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, to_gradient: bo
 
 
 def _exchange(normaliser: Tensor, target: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Join the tensor ranks' log-sum-exps [tokens, 1] and label logits [tokens] (zero where elsewhere) in one exchange."""
+    """Join the tensor ranks' log-sum-exps [tokens, 1] and label logits [tokens] (zero where elsewhere)."""
     mine = torch.cat((normaliser, target.unsqueeze(1)), dim=1)
     all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_ranks, mine, group=group)

@@ -1,7 +1,8 @@
 """Matrix products at the machine's own speed, whatever the model's dtype.
 
-A CPU without bf16 matrix instructions multiplies bf16 tens of times slower than fp32. There the factors of a product are
-widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are torch's own.
+A CPU without bf16 matrix instructions multiplies bf16 tens of times slower than fp32. There the factors of a product
+are widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are torch's
+own.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def _native_bf16() -> bool:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """inputs [.., features] x weight [outputs, features] transposed, plus bias [outputs]; in the dtype of the inputs."""
+    """inputs [.., features] x weight [outputs, features] transposed, plus bias [outputs], in the inputs' dtype."""
     if compute_dtype(inputs) == inputs.dtype:
         return functional.linear(inputs, weight, bias)
-    return _WideLinear.apply(inputs, weight, bias)  # type: ignore[no-any-return]
+    return _WideLinear.apply(inputs, weight, bias)
 
 
 class _WideLinear(torch.autograd.Function):

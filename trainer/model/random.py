@@ -1,9 +1,9 @@
 """Random numbers for dropout, so that tensor ranks agree where they must and differ where they must.
 
-The default generators carry the *replicated* stream: seeded alike on all tensor ranks at each step, as a function of the seed, the step
-and the worker's pipeline and data coordinates. A *tensor region* (attention heads of this worker) borrows the generators with a
-seed drawn from the replicated stream and the tensor rank. That draw comes from the CPU generator, which activation
-checkpointing restores before recomputing, so a recomputed mask equals the first one.
+The default generators carry the *replicated* stream: seeded alike on all tensor ranks at each step, as a function of
+the seed, the step and the worker's pipeline and data coordinates. A *tensor region* (attention heads of this worker)
+borrows the generators with a seed drawn from the replicated stream and the tensor rank. That draw comes from the CPU
+generator, which activation checkpointing restores before recomputing, so a recomputed mask equals the first one.
 """
 
 from __future__ import annotations

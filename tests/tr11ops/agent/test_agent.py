@@ -45,11 +45,17 @@ def test_the_first_cause_is_quoted_before_the_launchers_words(tmp_path):
     folder = tmp_path / "failures"
     folder.mkdir()
     for rank, moment, error in ((3, 20.0, "RuntimeError: peer closed"), (5, 10.0, "MemoryError: no memory")):
-        (folder / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "host": "x02", "time": moment, "error": error}))
+        (folder / f"rank-{rank}.json").write_text(
+            json.dumps({"rank": rank, "host": "x02", "time": moment, "error": error})
+        )
     (folder / "rank-6.json").write_text('{"rank": 6')  # half a record
     assert first_failure(tmp_path) == "rank 5 on x02: MemoryError: no memory"
-    assert conclude(None, 1, first_failure(tmp_path), ("srun: error: x02: task 1: Aborted",)).message.startswith("rank 5")
-    assert conclude(None, 134, None, ("srun: error: x02: task 1: Aborted",)).message == "srun: error: x02: task 1: Aborted"
+    assert conclude(None, 1, first_failure(tmp_path), ("srun: error: x02: task 1: Aborted",)).message.startswith(
+        "rank 5"
+    )
+    assert (
+        conclude(None, 134, None, ("srun: error: x02: task 1: Aborted",)).message == "srun: error: x02: task 1: Aborted"
+    )
 
 
 def test_allocation_of_an_array_task():

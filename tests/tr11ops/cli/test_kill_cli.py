@@ -87,7 +87,7 @@ def test_another_runs_switch_is_not_touched(bench: LocalBench) -> None:
 def test_it_says_what_will_stop(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
-    answer = bench.kill("--yes", "--json")
+    answer = bench.tr11("kill", "--run", str(bench.card), "--yes", "--json")  # where it was launched, unasked
     assert answer.json["queued_tasks"] == 3 and answer.json["running"] == []
     assert "queued:     3 task(s) of 2_[1-3%1]" in answer.err
 

@@ -99,7 +99,8 @@ def state(model: Model, shape: Shape, rank: int, step: int | None, dtype: torch.
 def differences(found: ShardedState, wanted: ShardedState) -> list[str]:
     """Names of tensors that are not bitwise equal."""
     different = [
-        mine.name for mine, theirs in zip(found.weights, wanted.weights, strict=True)
+        mine.name
+        for mine, theirs in zip(found.weights, wanted.weights, strict=True)
         if not torch.equal(mine.tensor, theirs.tensor)
     ]
     for mine, theirs in zip(found.fragments, wanted.fragments, strict=True):

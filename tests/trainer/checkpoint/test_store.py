@@ -51,8 +51,16 @@ def load_rank(
 
 
 SHAPES = [
-    Shape(), Shape(tensor=2), Shape(data=2), Shape(pipeline=2), Shape(data=3), Shape(tensor=2, data=2),
-    Shape(tensor=4), Shape(tensor=2, pipeline=2), Shape(pipeline=4), Shape(data=4),
+    Shape(),
+    Shape(tensor=2),
+    Shape(data=2),
+    Shape(pipeline=2),
+    Shape(data=3),
+    Shape(tensor=2, data=2),
+    Shape(tensor=4),
+    Shape(tensor=2, pipeline=2),
+    Shape(pipeline=4),
+    Shape(data=4),
 ]
 
 
@@ -109,7 +117,10 @@ def test_what_a_checkpoint_holds(memory_path: Path) -> None:
     assert (manifest.step, manifest.consumed_samples, manifest.consumed_tokens) == (3, 24, 192)
     assert (manifest.topology, manifest.job_id, manifest.run_card_hash) == (Shape().topology, "7", "abc")
     assert json.loads((result.folder / "cursor.json").read_text()) == {
-        "step": 3, "iteration": 3, "consumed_samples": 24, "consumed_tokens": 192,
+        "step": 3,
+        "iteration": 3,
+        "consumed_samples": 24,
+        "consumed_tokens": 192,
     }
 
 
@@ -218,3 +229,30 @@ def save_small(rank: int, folder: Path, model: Model, shape: Shape) -> int:
     mine = state(model, shape, rank, 1)
     store.save(folder, 1, mine, extras(1, rank), info(shape, model))
     return len(mine.fragments)
+
+
+def search_together(rank: int, folder: Path) -> tuple[int | None, list[str], str]:
+    """All four ranks search; then again after rank 0 has damaged what was left."""
+    shape, said = Shape(data=4), []
+    for step in (1, 2):
+        save_rank(rank, folder, shape, step)
+    if rank == 0:
+        path = folder / "global_step2" / "weights" / "__0_0.distcp"
+        path.write_bytes(path.read_bytes()[::-1])
+    dist.barrier()
+    step = store.find_resumable(folder, "digests", True, said.append)
+    dist.barrier()
+    if rank == 0:
+        (folder / "global_step1" / "manifest.json").unlink()
+    dist.barrier()
+    with pytest.raises(CheckpointError) as caught:
+        store.find_resumable(folder, "digests", True, lambda line: None)
+    return step, said, str(caught.value)
+
+
+def test_the_search_is_one_decision_of_all_ranks(memory_path: Path) -> None:
+    first, *others = world.run(4, search_together, memory_path)
+    assert first[0] == 1
+    assert first[1][0] == "global_step2 is not usable: weights/__0_0.distcp: its digest differs from the manifest's"
+    assert "none is complete" in first[2]
+    assert others == [(1, [], first[2])] * 3, "only rank 0 reports; all get the same answer"

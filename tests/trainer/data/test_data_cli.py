@@ -31,20 +31,22 @@ def run_tr11(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     corpus, folder, prefix = tmp_path / "corpus.jsonl", tmp_path / "tokenizer", tmp_path / "demo"
-    done = run_tr11("corpus", "--out", corpus, "--min-bytes", "600000")
+    done = run_tr11("corpus", "--out", corpus, "--min-bytes", "600000", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["text_bytes"] >= 600000 and "corpus" in done.stderr
     for kept in (False, True):
-        done = run_tr11("tokenizer", "--corpus", corpus, "--vocab-size", "512", "--out", folder)
+        done = run_tr11("tokenizer", "--corpus", corpus, "--vocab-size", "512", "--out", folder, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["vocabulary_size"] == 512
         assert json.loads(done.stdout)["already_complete"] is kept
-    done = run_tr11("preprocess", "--input", corpus, "--tokenizer", folder, "--output-prefix", prefix, "--workers", "2")
+    done = run_tr11(
+        "preprocess", "--input", corpus, "--tokenizer", folder, "--output-prefix", prefix, "--workers", "2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["tokens"] > 100000 and "tokens/s" in done.stderr
     pair = f"{prefix}_text_document"
-    done = run_tr11("index", pair, "--seq-length", "64", "--train-samples", "500", "--vocab-size", "512")
+    done = run_tr11("index", pair, "--seq-length", "64", "--train-samples", "500", "--vocab-size", "512", "--json")
     assert json.loads(done.stdout)["samples"] == {"train": 500}
     done = run_tr11("inspect", pair, "--json", "--tokenizer", folder)
     facts = json.loads(done.stdout)
@@ -53,8 +55,10 @@ def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     assert first.startswith(facts["peeks"][0]["text"][:40])
     done = run_tr11("inspect", pair)
     assert f"{summary['tokens']:,}" in done.stdout
-    done = run_tr11("merge", pair, pair, "--output-prefix", tmp_path / "twice")
+    done = run_tr11("merge", pair, pair, "--output-prefix", tmp_path / "twice", "--json")
     assert json.loads(done.stdout)["tokens"] == 2 * summary["tokens"]
+    done = run_tr11("merge", pair, pair, "--output-prefix", tmp_path / "twice")
+    assert f"{2 * summary['tokens']:,} tokens of 2 pairs" in done.stdout
 
 
 @pytest.fixture(scope="module")

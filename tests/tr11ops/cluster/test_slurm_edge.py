@@ -1,0 +1,255 @@
+"""What SlurmScheduler asks of Slurm's commands, and what it makes of refusals and silence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.slurm import SlurmScheduler, sbatch_arguments, slurm_time
+from tr11ops.cluster.slurm_command import CommandResult, client_environment, run_command
+
+DATA = Path(__file__).parents[2] / "data" / "slurm"
+
+
+class Recording:
+    """Answers each command with recorded output, and remembers what was asked."""
+
+    def __init__(self, *answers: CommandResult) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[str]] = []
+        self.environments: list[Mapping[str, str]] = []
+        self.inputs: list[str] = []
+
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        standard_input: str,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        directory: Path | None = None,
+        until: str | None = None,
+    ) -> CommandResult:
+        self.asked.append(list(arguments))
+        self.inputs.append(standard_input)
+        self.environments.append(environment)
+        return self.answers.pop(0)
+
+
+def good(text: str) -> CommandResult:
+    return CommandResult(0, text, "")
+
+
+def bad(text: str, code: int = 1) -> CommandResult:
+    return CommandResult(code, "", text)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> BatchRequest:
+    return BatchRequest(
+        script="#!/bin/bash\ntrue\n",
+        name="tr11",
+        nodes=48,
+        time_limit_seconds=100 * 3600,
+        output="logs/%x-%A_%a.out",
+        working_directory=tmp_path,
+    )
+
+
+def test_flags_of_a_full_request(request_: BatchRequest) -> None:
+    full = replace(
+        request_,
+        array="1-10%1",
+        gpus_per_node=8,
+        cpus_per_task=64,
+        partition="gpu_p5",
+        account="abc@a100",
+        constraint="a100",
+        reservation="hug",
+        quality_of_service="qos",
+        dependency="afterany:12",
+        exclude=("jean-zay-iam07", "jean-zay-iam27"),
+        comment="tag=1 $(x)",
+        signal_seconds_before_limit=600,
+        hold=True,
+    )
+    flags = sbatch_arguments(full)
+    assert set(flags) >= {
+        "--array=1-10%1",
+        "--gres=gpu:8",
+        "--cpus-per-task=64",
+        "--time=4-04:00:00",
+        "--exclude=jean-zay-iam07,jean-zay-iam27",
+        "--signal=B:USR1@600",
+        "--dependency=afterany:12",
+        "--comment=tag=1 $(x)",
+        "--hold",
+        "--qos=qos",
+    }
+    assert not any("kill-on-invalid-dep" in flag for flag in flags)  # afterany is always satisfied in the end
+
+
+@pytest.mark.parametrize("kind", ["afterok:1", "afternotok:1", "aftercorr:1", "afterany:2,afterok:1"])
+def test_a_dependency_that_may_never_be_satisfied_ends_the_job(kind: str, request_: BatchRequest) -> None:
+    assert "--kill-on-invalid-dep=yes" in sbatch_arguments(replace(request_, dependency=kind))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(60, "0-00:01:00"), (3661, "0-01:01:01"), (360_000, "4-04:00:00")])
+def test_time_limits(seconds: int, text: str) -> None:
+    assert slurm_time(seconds) == text
+
+
+def test_a_submission_is_one_call_with_the_script_on_standard_input(request_: BatchRequest) -> None:
+    runner = Recording(good("1234;jean-zay\n"))
+    scheduler = SlurmScheduler(runner=runner)
+    assert scheduler.submit(replace(request_, environment={"RUN": "a b"})) == "1234"
+    assert runner.asked[0][:2] == ["sbatch", "--parsable"]
+    assert runner.inputs == [request_.script]
+    assert runner.environments[0]["RUN"] == "a b"
+    assert "SLURM_TIME_FORMAT" not in runner.environments[0]  # the job would inherit it
+
+
+def test_a_missing_working_directory_is_refused_before_slurm_is_asked(request_: BatchRequest) -> None:
+    runner = Recording()
+    with pytest.raises(SchedulerError, match="does not exist"):
+        SlurmScheduler(runner=runner).submit(replace(request_, working_directory=Path("/nowhere/at/all")))
+    assert runner.asked == []
+
+
+def test_jobs_is_one_call_and_filters_what_old_versions_do_not() -> None:
+    text = (DATA / "22.05" / "squeue.json").read_text()
+    runner = Recording(good(text), good(text), good(text))
+    scheduler = SlurmScheduler(runner=runner)
+    assert len(scheduler.jobs()) == 10
+    assert {job.name for job in scheduler.jobs(name="tr11-176B-ml")} == {"tr11-176B-ml"}
+    assert scheduler.jobs(user="nobody") == ()
+    assert len(runner.asked) == 3
+    assert runner.environments[0]["SLURM_BITSTR_LEN"] == "0"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        bad("squeue: unrecognized option '--json'\nTry \"squeue --help\" for more information\n"),
+        bad("squeue: error: Unable to find plugin: serializer/json\n"),
+        good(""),
+    ],
+)
+def test_without_json_the_text_is_read_and_json_not_tried_again(refusal: CommandResult) -> None:
+    lines = good((DATA / "22.05" / "squeue.txt").read_text())
+    runner = Recording(refusal, lines, lines)
+    scheduler = SlurmScheduler(runner=runner)
+    assert len(scheduler.jobs()) == 10
+    assert len(scheduler.jobs()) == 10
+    assert ["--json" in asked for asked in runner.asked] == [True, False, False]
+
+
+def test_silence_is_never_an_empty_queue() -> None:
+    silent = (DATA / "22.05" / "squeue-no-controller.json").read_text()
+    for answer in (
+        good(silent),
+        bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
+        bad("slurm_load_jobs error: Socket timed out on send/recv operation\n"),
+        bad("slurm_load_jobs error: Zero Bytes were transmitted or received\n"),
+        bad("squeue: error: If munged is up, restart with --num-threads=10\n"),
+    ):
+        with pytest.raises(SchedulerUnreachable):
+            SlurmScheduler(runner=Recording(answer)).jobs()
+
+
+def test_a_job_that_slurm_no_longer_knows_is_none() -> None:
+    for answer in (
+        bad("slurm_load_jobs error: Invalid job id specified\n"),
+        CommandResult(1, "Job 2_77 not found\n", ""),
+    ):
+        assert SlurmScheduler(runner=Recording(answer)).job("2_77") is None
+    with pytest.raises(SchedulerUnreachable):
+        SlurmScheduler(runner=Recording(bad("slurm_load_jobs error: Unable to contact slurm controller"))).job("2")
+
+
+def test_one_task_of_a_waiting_array() -> None:
+    text = (DATA / "22.05" / "show-job.txt").read_text()
+    only = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
+    job = SlurmScheduler(runner=Recording(good(only))).job("4_7")
+    assert job is not None
+    assert (job.job_id, job.task_id, job.pending_tasks, job.state) == ("4_7", 7, (), JobState.PENDING)
+    assert job.output.endswith("-4_7.out")
+
+
+def test_a_change_of_an_array_forgives_tasks_that_run_or_ended() -> None:
+    mixed = "7_1: Job has already finished\n7_2: Job is no longer pending execution\n7_3-10: No error\n"
+    SlurmScheduler(runner=Recording(bad(mixed))).exclude("7", ("x1",))
+    for refusal in (
+        "7_1-2: Job has already finished\n7_3: Invalid node name specified\n",
+        "7_1: Job is no longer pending execution\n",
+        "7_1: No error\n7_2: Invalid node name specified\n",
+    ):
+        with pytest.raises(SchedulerError, match="7_"):
+            SlurmScheduler(runner=Recording(bad(refusal))).exclude("7", ("x1",))
+
+
+def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> None:
+    words = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid x\n"
+    with pytest.raises(SchedulerError) as caught:
+        SlurmScheduler(runner=Recording(bad(words))).submit(request_)
+    assert str(caught.value) == "sbatch: invalid partition specified: nope; Batch job submission failed: Invalid x"
+    assert not isinstance(caught.value, SchedulerUnreachable)
+    result = SlurmScheduler(runner=Recording(bad("allocation failure: Requested node..."))).test(request_)
+    assert not result.accepted
+    with pytest.raises(SchedulerUnreachable):
+        SlurmScheduler(runner=Recording(bad("sbatch: error: Unable to contact slurm controller"))).test(request_)
+
+
+@pytest.mark.parametrize("job_id", ["", "abc", "12;rm", "--help", "12_", "1 2"])
+def test_what_is_no_job_id_reaches_no_command(job_id: str) -> None:
+    runner = Recording()
+    with pytest.raises(SchedulerError, match="no job id"):
+        SlurmScheduler(runner=runner).cancel(job_id)
+    assert runner.asked == []
+
+
+def test_a_shown_id_is_taken_without_its_throttle() -> None:
+    runner = Recording(good(""))
+    SlurmScheduler(runner=runner).cancel("12_[4-10%1]")
+    assert runner.asked == [["scancel", "12_[4-10]"]]
+
+
+def test_habits_and_surrounding_jobs_do_not_bend_the_answers() -> None:
+    base = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+        "SQUEUE_STATES": "RUNNING",
+        "SCANCEL_INTERACTIVE": "1",
+        "SBATCH_ACCOUNT": "abc",
+        "SBATCH_ARRAY_INX": "1-5",
+    }
+    assert client_environment(base) == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "abc"}
+
+
+def test_the_real_runner_ends_what_takes_too_long() -> None:
+    slow = [sys.executable, "-c", "import time; time.sleep(600)"]
+    for until in (None, "words that never come"):
+        with pytest.raises(SchedulerUnreachable, match="did not answer within"):
+            run_command(slow, standard_input="", environment={}, timeout_seconds=0.5, until=until)
+
+
+def test_the_real_runner_stops_at_the_words_it_waits_for() -> None:
+    code = (
+        "import sys, time; print('a', file=sys.stderr); print('retrying', file=sys.stderr, flush=True); time.sleep(600)"
+    )
+    result = run_command(
+        [sys.executable, "-c", code], standard_input="", environment={}, timeout_seconds=300, until="retrying"
+    )
+    assert result == CommandResult(None, "", "a\nretrying\n")
+
+
+def test_a_missing_command_is_not_observed() -> None:
+    with pytest.raises(SchedulerUnreachable, match="cannot be started"):
+        run_command(["/nowhere/squeue"], standard_input="", environment={}, timeout_seconds=5)

@@ -1,0 +1,116 @@
+"""The pure part of the twin: shapes, names, folders, configuration texts, ports."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cluster.hostlist import expand
+from tr11ops.twin.machine import default_directory
+from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan, TwinPorts, cgroup_conf, gres_conf, slurm_conf
+from tr11ops.twin.ports import BLOCK, claimed_ports, is_free
+
+FOLDERS = TwinFolders(Path("/var/lib/tr11/twin/default"))
+
+
+def conf(plan: TwinPlan, version: tuple[int, int] = (22, 5)) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for line in slurm_conf(plan, FOLDERS, TwinPorts(21_000), "alice", version).splitlines():
+        key, _, value = line.partition("=")
+        values.setdefault(key, []).append(value)
+    return values
+
+
+def test_the_full_size_has_the_original_names_and_limits() -> None:
+    plan = TwinPlan()
+    assert (plan.node_names[0], plan.node_names[51], plan.node_names[52]) == (
+        "jean-zay-iam01",
+        "jean-zay-iam52",
+        "jean-zay-pp01",
+    )
+    values = conf(plan)
+    gpu, cpu = values["NodeName"]
+    assert expand(gpu.split()[0]) == plan.gpu_node_names
+    assert "Port=[21001-21052]" in gpu
+    assert "Gres=gpu:8" in gpu
+    assert cpu.split()[:2] == ["jean-zay-pp01", "Port=21053"]
+    assert "Gres" not in cpu
+    assert "Default=YES" in values["PartitionName"][0]
+    assert "MaxTime=6000" in values["PartitionName"][0]  # 100 hours
+    assert values["AccountingStorageType"] == ["accounting_storage/none"]
+
+
+def test_each_setting_is_given_once() -> None:
+    for plan in (TwinPlan(), TwinPlan(accounting=True, cpu_nodes=0, gpus=0, nodes=1)):
+        repeated = {key for key, values in conf(plan).items() if len(values) > 1}
+        assert repeated <= {"NodeName", "PartitionName"}
+
+
+def test_newer_versions_get_what_they_need() -> None:
+    assert cgroup_conf((24, 11)) == "CgroupPlugin=disabled\n"
+    assert "SwitchType" in conf(TwinPlan(), (22, 5))
+    assert "SwitchType" not in conf(TwinPlan(), (24, 11))
+
+
+def test_gpus_are_files_since_slurm_refuses_a_bare_count() -> None:
+    assert "File=/var/lib/tr11/twin/default/gpus/gpu[0-7]" in gres_conf(TwinPlan(), FOLDERS)
+    assert "File=/var/lib/tr11/twin/default/gpus/gpu0\n" in gres_conf(TwinPlan(gpus=1), FOLDERS)
+    assert "gpu" not in gres_conf(TwinPlan(gpus=0), FOLDERS)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nodes": 0},
+        {"gpus": -1},
+        {"name": "../x"},
+        {"name": ""},
+        {"node_prefix": "n1"},
+        {"node_prefix": "a b"},
+        {"cpu_node_prefix": "jean-zay-iam"},
+        {"partition": "compil"},
+        {"partition": "a,b"},
+        {"slurmd_timeout_seconds": 0},
+    ],
+)
+def test_impossible_shapes_get_one_line_that_names_the_key(values: dict[str, object]) -> None:
+    with pytest.raises(TwinError) as caught:
+        TwinPlan(**values)  # type: ignore[arg-type]
+    key = next(iter(values))
+    assert key.replace("name", "twin name" if key == "name" else "name") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_too_long_for_socket_paths_is_refused_with_the_way_out() -> None:
+    FOLDERS.check(TwinPlan())
+    with pytest.raises(TwinError, match=r"characters too long .* --dir"):
+        TwinFolders(Path("/scratch/" + "x" * 80)).check(TwinPlan())
+    with pytest.raises(TwinError, match="--dir"):
+        TwinFolders(Path("/scratch/a b")).check(TwinPlan())
+
+
+def test_a_plan_survives_its_record() -> None:
+    plan = TwinPlan(name="other", nodes=3, accounting=True)
+    assert TwinPlan.from_json(plan.to_json()) == plan
+    with pytest.raises(TwinError, match="other keys"):
+        TwinPlan.from_json({"nodes": 3})
+
+
+def test_where_twins_live() -> None:
+    assert default_directory({"XDG_STATE_HOME": "/s"}, 1000) == Path("/s/tr11/twin")
+    assert default_directory({"HOME": "/home/alice"}, 1000) == Path("/home/alice/.local/state/tr11/twin")
+    assert default_directory({"HOME": "/root"}, 0) == Path("/var/lib/tr11/twin")
+
+
+def test_ports_that_are_claimed_or_in_use_are_not_given_twice() -> None:
+    with claimed_ports(10) as first, claimed_ports(BLOCK + 1) as second:
+        assert second >= first + BLOCK or second + BLOCK + 1 <= first
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", second + 3))
+            listener.listen()
+            assert not is_free(second + 3)
+            with claimed_ports(10) as third:
+                assert third // BLOCK not in {first // BLOCK, second // BLOCK, second // BLOCK + 1}
