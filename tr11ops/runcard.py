@@ -16,7 +16,8 @@ from pydantic import Field
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
-from trainer.config import CardError, Problem, Section, TrainerConfig, cross_problems, nearest, validate
+from trainer.config import CardError, Problem, Section, TrainerConfig, nearest, validate
+from trainer.config_rules import cross_problems
 from trainer.schedule import batch_size_at, total_iterations
 
 __all__ = [

@@ -21,7 +21,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def operation_problems(card: RunCard) -> list[Problem]:
-    """Everything that refuses the card beyond `trainer.config.cross_problems`. Empty when all holds."""
+    """Everything that refuses the card beyond `trainer.config_rules.cross_problems`. Empty when all holds."""
     problems = _worker_problems(card) + _environment_problems(card)
     try:
         limit = parse_time_limit(card.slurm.time_limit)

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.catalogue import CheckpointError
-from trainer.config import CardError, TrainerConfig, cross_problems
+from trainer.config import CardError, TrainerConfig
+from trainer.config_rules import cross_problems
 from trainer.contract import StepRecord
 from trainer.data.errors import DataError
 from trainer.engine import Engine, init_distributed

@@ -1,0 +1,246 @@
+"""Rules of the run card that span several keys: divisibility, stages, batches, schedule, data shares."""
+
+from __future__ import annotations
+
+import re
+
+from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, TrainerConfig
+
+
+def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
+    """Rules that span several keys, for `world_size` workers. Empty when all hold."""
+    problems: list[Problem] = []
+
+    def refuse(key: str, value: Any, rule: str, fix: str) -> None:
+        problems.append(Problem(key, value, rule, fix))
+
+    model, batch, parallel = config.model, config.batch, config.parallel
+    if model.hidden_size % model.attention_heads:
+        near = _multiples(model.hidden_size, model.attention_heads)
+        refuse(
+            "model.hidden_size",
+            model.hidden_size,
+            f"must be divisible by model.attention_heads ({model.attention_heads})",
+            f"use {near}",
+        )
+    if model.attention_heads % parallel.tensor:
+        refuse(
+            "parallel.tensor",
+            parallel.tensor,
+            f"must divide model.attention_heads ({model.attention_heads})",
+            "choose a divisor of it",
+        )
+    if model.ffn % parallel.tensor:
+        refuse(
+            "parallel.tensor",
+            parallel.tensor,
+            f"must divide model.ffn_hidden_size ({model.ffn})",
+            "choose a divisor of it",
+        )
+    vocabulary = config.tokenizer.padded_vocabulary_size
+    if vocabulary % parallel.tensor:
+        near = _multiples(vocabulary, parallel.tensor)
+        refuse(
+            "tokenizer.padded_vocabulary_size",
+            vocabulary,
+            f"must be divisible by parallel.tensor ({parallel.tensor})",
+            f"use {near}",
+        )
+    if model.positions < model.sequence_length:
+        refuse(
+            "model.max_position_embeddings",
+            model.positions,
+            f"must be at least model.sequence_length ({model.sequence_length})",
+            "raise it or leave it out",
+        )
+    problems += _stage_problems(config)
+    problems += _world_problems(config, world_size)
+    problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
+    problems += _schedule_problems(config)
+    if config.data.weights is not None and len(config.data.weights) != len(config.data.prefixes):
+        refuse(
+            "data.weights",
+            config.data.weights,
+            f"needs one entry per data.prefixes ({len(config.data.prefixes)})",
+            "add or remove weights",
+        )
+    if config.data.weights is not None and (
+        min(config.data.weights, default=0) < 0 or not 0 < sum(config.data.weights) < float("inf")
+    ):
+        refuse(
+            "data.weights",
+            config.data.weights,
+            "must not be negative, nor all zero, nor sum to infinity",
+            "give shares such as 0.7 and 0.3",
+        )
+    problems += _split_problems(config)
+    return problems
+
+
+def _multiples(value: int, factor: int) -> str:
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return f"{below} or {above}" if below else str(above)
+
+
+def _stage_problems(config: TrainerConfig) -> list[Problem]:
+    stages, layers = config.parallel.pipeline, config.model.layers
+    partition = config.parallel.partition
+    if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                "must be type:REGEX, uniform or parameters",
+                "use type:transformer|embedding",
+            )
+        ]
+    try:
+        re.compile(partition)
+    except (re.error, RecursionError, OverflowError) as error:
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                f"is not a regular expression ({error})",
+                "use type:transformer|embedding",
+            )
+        ]
+    if stages == 1 or not partition.startswith("type:"):
+        return []
+    if "embedding" in partition:
+        units, rule = layers + 2, "model.layers + 2 must be divisible by parallel.pipeline"
+    else:
+        units, rule = layers, "model.layers must be divisible by parallel.pipeline"
+    if units % stages:
+        near = [
+            count
+            for count in range(max(1, layers - stages), layers + stages + 1)
+            if (count + units - layers) % stages == 0
+        ]
+        shown = " or ".join(str(count) for count in near[:2]) or "another number of layers"
+        return [Problem("model.layers", layers, f"{rule} ({stages})", f"use {shown}")]
+    if units // stages < 2 and "embedding" in partition:
+        return [
+            Problem(
+                "parallel.pipeline",
+                stages,
+                "leaves a stage without a transformer block",
+                "use fewer stages or more layers",
+            )
+        ]
+    return []
+
+
+def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
+    shape = config.parallel.tensor * config.parallel.pipeline
+    if world_size % shape:
+        return [
+            Problem(
+                "parallel",
+                f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
+                f"the number of workers ({world_size} = nodes x workers per node) must be a multiple of {shape}",
+                f"use {_multiples(world_size, shape)} workers, or other degrees",
+            )
+        ]
+    return []
+
+
+def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
+    problems = []
+    chunk = batch.micro_batch_size * data_parallel
+    chunk_text = f"batch.micro_batch_size x data-parallel degree ({batch.micro_batch_size} x {data_parallel} = {chunk})"
+    if batch.global_batch_size % chunk:
+        problems.append(
+            Problem(
+                "batch.global_batch_size",
+                batch.global_batch_size,
+                f"must be divisible by {chunk_text}",
+                f"use {_multiples(batch.global_batch_size, chunk)}",
+            )
+        )
+    ramp = batch.ramp
+    if ramp is not None:
+        if ramp.start >= batch.global_batch_size:
+            problems.append(
+                Problem(
+                    "batch.ramp.start",
+                    ramp.start,
+                    f"must be below batch.global_batch_size ({batch.global_batch_size})",
+                    "lower it or remove the ramp",
+                )
+            )
+        elif (batch.global_batch_size - ramp.start) % ramp.increment:
+            problems.append(
+                Problem(
+                    "batch.ramp.increment",
+                    ramp.increment,
+                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})",
+                    "choose a divisor of it",
+                )
+            )
+        elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
+            problems.append(
+                Problem(
+                    "batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it"
+                )
+            )
+        for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+            if value % chunk:
+                problems.append(
+                    Problem(
+                        f"batch.ramp.{key}",
+                        value,
+                        f"must be divisible by {chunk_text}",
+                        f"use {_multiples(value, chunk)}",
+                    )
+                )
+    first = ramp.start if ramp and ramp.samples else batch.global_batch_size
+    if batch.train_samples < first:
+        problems.append(
+            Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
+        )
+    return problems
+
+
+def _schedule_problems(config: TrainerConfig) -> list[Problem]:
+    schedule, problems = config.schedule, []
+    if schedule.min_learning_rate > schedule.learning_rate:
+        problems.append(
+            Problem(
+                "schedule.min_learning_rate",
+                schedule.min_learning_rate,
+                f"must not exceed schedule.learning_rate ({schedule.learning_rate})",
+                "lower it",
+            )
+        )
+    if schedule.decay_style != "constant" and schedule.warmup_samples >= config.decay_samples:
+        problems.append(
+            Problem(
+                "schedule.warmup_samples",
+                schedule.warmup_samples,
+                f"must be below schedule.decay_samples ({config.decay_samples})",
+                "shorten the warm-up",
+            )
+        )
+    return problems
+
+
+def _split_problems(config: TrainerConfig) -> list[Problem]:
+    text = config.data.split
+    rule = "must be three shares such as 949,50,1 (train, validation, test), the first above zero"
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or min(shares) < 0 or not 0 < shares[0] < float("inf") or sum(shares) == float("inf"):
+        return [Problem("data.split", text, rule, "write three numbers with commas")]
+    if config.evaluation.iterations and shares[1] == 0:
+        return [
+            Problem(
+                "data.split",
+                text,
+                "leaves no validation data for [evaluation]",
+                "give the second share a value or set evaluation.iterations = 0",
+            )
+        ]
+    return []
