@@ -1,3 +1,21 @@
-"""Fixtures of all tests. The twin (a real Slurm on this machine) is started once, and only when a test asks for it."""
+"""What holds for all tests: the shared twin, and no silent skip of a Slurm test where Slurm is required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
 
 pytest_plugins = ["tests.plugins.twin_fixture"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With TR11_REQUIRE_SLURM=1 a skipped Slurm test is a failed one: a green run then proves that Slurm was there."""
+    report = yield
+    required = os.environ.get("TR11_REQUIRE_SLURM") == "1"
+    if required and report.skipped and ("twin" in item.nodeid or "slurm" in item.nodeid.lower()):
+        report.outcome = "failed"
+        report.longrepr = f"TR11_REQUIRE_SLURM=1, but this Slurm test was skipped: {report.longrepr}"
+    return report

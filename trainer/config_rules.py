@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, TrainerConfig
 

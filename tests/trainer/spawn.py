@@ -70,11 +70,9 @@ def run_ranks(
         workers = []
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
-            stacks = str(Path(folder) / f"stacks-{rank}")
-            job = pickle.dumps((function, arguments))
-            worker = context.Process(
-                target=_work, args=(job, rank, world_size, port, theirs, stacks, launch), daemon=True
-            )
+            call = pickle.dumps((function, arguments))
+            job = _Job(call, rank, world_size, port, Path(folder) / f"stacks-{rank}", launch)
+            worker = context.Process(target=_work, args=(job, theirs), daemon=True)
             worker.start()
             theirs.close()
             ends.append(ours)

@@ -31,7 +31,9 @@ NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Which t
 DirectoryOption = Annotated[
     Path | None,
     typer.Option(
-        "--dir", metavar="DIR", help="Folder of the twins. Else $XDG_STATE_HOME/tr11/twin, or ~/.local/state/tr11/twin."
+        "--dir",
+        metavar="DIR",
+        help="Folder of the twins. Else tr11/twin in $XDG_STATE_HOME or ~/.local/state; root: /var/lib/tr11/twin.",
     ),
 ]
 

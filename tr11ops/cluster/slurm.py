@@ -120,12 +120,13 @@ class SlurmScheduler:
             reply = json.loads(result.stdout)
         except json.JSONDecodeError:
             reply = None
-        if isinstance(reply, dict) and not (problem := slurm_json.errors(reply)) and result.returncode == 0:
+        problem = slurm_json.errors(reply) if isinstance(reply, dict) else ""
+        if isinstance(reply, dict) and isinstance(reply.get("jobs"), list) and not problem and result.returncode == 0:
             return slurm_json.jobs(reply)
         words = _message(result, "squeue")
         if isinstance(reply, dict) or _UNREACHABLE.search(words):
             # squeue writes such replies when the controller is silent, with "unspecified error" at most
-            raise SchedulerUnreachable(f"{words} ({problem})" if isinstance(reply, dict) and problem else words)
+            raise SchedulerUnreachable(f"{words} ({problem})" if problem else words)
         if reply is None and (result.returncode == 0 or _NO_JSON.search(words)):
             return None
         raise SchedulerError(words)

@@ -153,6 +153,7 @@ def test_silence_is_never_an_empty_queue() -> None:
     silent = (DATA / "22.05" / "squeue-no-controller.json").read_text()
     for answer in (
         good(silent),
+        good('{"meta": {}, "errors": []}'),
         bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
         bad("slurm_load_jobs error: Socket timed out on send/recv operation\n"),
         bad("slurm_load_jobs error: Zero Bytes were transmitted or received\n"),

@@ -1,0 +1,166 @@
+"""What only a real Slurm can show: its traps with arrays, its silence, its two ways to print a queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerUnreachable
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.cluster.slurm_command import CommandResult, run_command
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+DEADLINE_SECONDS = 240.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def has_state(scheduler: SlurmScheduler, job_id: str, state: JobState) -> bool:
+    job = scheduler.job(job_id)
+    return job is not None and job.state is state
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> BatchRequest:
+    return BatchRequest("#!/bin/bash\nsleep 600\n", "live", 1, 3600, "%x-%A_%a.out", tmp_path)
+
+
+def without_json(
+    arguments: Sequence[str],
+    *,
+    standard_input: str,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    directory: Path | None = None,
+    until: str | None = None,
+) -> CommandResult:
+    """The real commands of a Slurm that was built without JSON."""
+    if "--json" in arguments:
+        return CommandResult(1, "", "squeue: error: Unable to find plugin: serializer/json\n")
+    return run_command(
+        arguments,
+        standard_input=standard_input,
+        environment=environment,
+        timeout_seconds=timeout_seconds,
+        directory=directory,
+        until=until,
+    )
+
+
+def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmScheduler, request_: BatchRequest) -> None:
+    """Slurm 22.05 answers "try again later" for the waiting tasks, and scancel would repeat the signal."""
+    script = "#!/bin/bash\ntrap 'echo got' USR1\necho ready\nuntil test -e go; do sleep 0.1; done\n"
+    array = slurm.submit(replace(request_, script=script, array="1-5%1"))
+    output = request_.working_directory / f"live-{array}_1.out"
+    until(lambda: output.exists() and "ready" in output.read_text(), "the first task runs")
+    slurm.signal(array, "USR1")
+    until(lambda: "got" in output.read_text(), "the signal arrives")
+    (request_.working_directory / "go").touch()
+    until(lambda: has_state(slurm, f"{array}_1", JobState.COMPLETED), "the first task has ended")
+    assert output.read_text() == "ready\ngot\n"
+
+
+def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, twin: Twin, request_: BatchRequest) -> None:
+    tasks = ",".join(str(number) for number in range(1, 400, 3))  # far beyond the 64 characters Slurm shows by itself
+    name = "two  words | = \"quoted\" 'name' ü"
+    held = slurm.submit(replace(request_, array=tasks, hold=True, name=name, comment="key = a|b c"))
+    running = slurm.submit(replace(request_, array="3-9:2%1", nodes=2, gpus_per_node=4))
+    failed = slurm.submit(replace(request_, script="#!/bin/bash\nexit 7\n", exclude=("jean-zay-iam02",)))
+    until(lambda: has_state(slurm, f"{running}_3", JobState.RUNNING), "the array runs")
+    until(lambda: has_state(slurm, failed, JobState.FAILED), "the job has failed")
+    mine = {held, running, failed}
+    plain = SlurmScheduler(twin.environment, runner=without_json)
+
+    def as_json() -> dict[str, Job]:
+        return {job.job_id: job for job in slurm.jobs() if (job.array_id or job.job_id) in mine}
+
+    def differences() -> list[tuple[Job, Job | None, Job | None]]:
+        """Jobs which the three ways tell otherwise, but for what a line of squeue does not say."""
+        lines = {job.raw_id: job for job in plain.jobs()}
+        unsaid = ("job_id", "exit_code", "exit_signal", "derived_exit_code", "output", "end_time")
+        found = []
+        for job in as_json().values():
+            line, record = lines.get(job.raw_id), slurm.job(job.job_id)
+            full = line and replace(line, **{key: getattr(job, key) for key in unsaid})  # type: ignore[arg-type]
+            if not job == full == record:
+                found.append((job, full, record))
+        return found
+
+    # the queue moves between two looks: they must agree once it rests
+    until(lambda: not differences(), "all three ways agree")
+    jobs = as_json()
+    assert len(jobs) == 4
+    waiting = next(job for job in jobs.values() if job.raw_id == held)
+    assert waiting.pending_tasks == tuple(range(1, 400, 3))
+    assert (waiting.name, waiting.comment) == (name, "key = a|b c")
+    assert jobs[failed].exit_code == 7
+    assert jobs[failed].excluded == ("jean-zay-iam02",)
+
+
+def test_a_chain_that_can_never_run_ends(slurm: SlurmScheduler, request_: BatchRequest) -> None:
+    first = slurm.submit(replace(request_, script="#!/bin/bash\nexit 1\n"))
+    second = slurm.submit(replace(request_, dependency=f"afterok:{first}"))
+    third = slurm.submit(replace(request_, dependency=f"afterany:{first}", script="#!/bin/bash\ntrue\n"))
+    until(lambda: has_state(slurm, second, JobState.CANCELLED), "the dead successor is cancelled")
+    until(lambda: has_state(slurm, third, JobState.COMPLETED), "the other successor has run")
+
+
+def test_nine_thousand_waiting_tasks_are_one_record_and_one_call(
+    slurm: SlurmScheduler, twin: Twin, request_: BatchRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def counting(arguments: Sequence[str], **settings: object) -> CommandResult:
+        asked.append(arguments[0])
+        return run_command(arguments, **settings)  # type: ignore[arg-type]
+
+    array = slurm.submit(replace(request_, array="1-9000%1", hold=True))
+    scheduler = SlurmScheduler(twin.environment, runner=counting)
+    began = time.monotonic()
+    (waiting,) = [job for job in scheduler.jobs() if job.array_id == array]
+    nodes = scheduler.nodes()
+    with capsys.disabled():
+        print(f"\nqueue of 9,000 waiting tasks and {len(nodes)} nodes read in {time.monotonic() - began:.3f} s")
+    assert len(waiting.pending_tasks) == 9000
+    assert asked == ["squeue", "scontrol"]
+
+
+@pytest.mark.timeout(600)
+def test_a_frozen_controller_is_unreachable_and_a_submission_may_exist_all_the_same(
+    twin_home: Path, twin: Twin, request_: BatchRequest
+) -> None:
+    plan = TwinPlan(name="frozen", nodes=1, gpus=0, cpu_nodes=0, message_timeout_seconds=3)
+    with Twin.up(plan, twin_home) as frozen:
+        scheduler = SlurmScheduler(frozen.environment)
+        controller = frozen.process("slurmctld").pid
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            for ask in (
+                scheduler.jobs,
+                scheduler.nodes,
+                lambda: scheduler.job("1"),
+                lambda: scheduler.test(request_),
+                lambda: scheduler.submit(replace(request_, hold=True)),
+                lambda: SlurmScheduler(frozen.environment, timeout_seconds=0.5).partitions(),
+            ):
+                with pytest.raises(SchedulerUnreachable) as caught:
+                    ask()
+                assert "\n" not in str(caught.value)
+        finally:
+            os.kill(controller, signal.SIGCONT)
+        until(lambda: len(scheduler.jobs(name="live")) == 1, "the submission that was not answered exists")
+        os.kill(controller, signal.SIGKILL)
+        with pytest.raises(SchedulerUnreachable):
+            scheduler.jobs()
