@@ -354,7 +354,7 @@ def host_name() -> str:
 # ----------------------------------------------------------------------------- checkpoint manifest
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a checkpoint: path relative to the checkpoint's folder, bytes, blake2b-256 hex digest."""
+    """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in hexadecimal."""
 
     path: str
     bytes: int
@@ -407,8 +407,8 @@ class Manifest:
 
 
 def file_digest(path: Path) -> str:
-    """blake2b-256 of a file, read in 4 MiB pieces."""
-    digest = hashlib.blake2b(digest_size=32)
+    """SHA-256 of a file in hexadecimal, as `sha256sum` prints it; read in 4 MiB pieces."""
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(4 << 20):
             digest.update(piece)

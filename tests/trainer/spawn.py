@@ -63,7 +63,7 @@ def run_ranks(
     function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 300.0, launch: bool = True
 ) -> list[Any]:
     """Call `function(*arguments)` on `world_size` ranks; see the module's text. Raises RanksFailed."""
-    context = _context()
+    context = fork_server()
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ends: list[Connection] = []
@@ -163,7 +163,7 @@ def _work(job: _Job, end: Connection) -> None:
         faulthandler.unregister(signal.SIGUSR1)
 
 
-def _context() -> Any:
+def fork_server() -> Any:
     """The fork server; one thread per worker, because the tests share few cores."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

@@ -17,7 +17,7 @@ _PARALLEL_BYTES = 256 << 10  # below this, handing the hash to a thread costs mo
 
 
 class DigestingWriter(io.RawIOBase):
-    """An append-only binary file. Hashes (blake2b-256) while it writes; flushed to disk, group-writable at `close`.
+    """An append-only binary file. Hashes (SHA-256) while it writes; flushed to disk, group-writable at `close`.
 
     Hashing and writing-back run beside the writes in one thread each: both release the interpreter's lock.
     Raises OSError as the file system does.
@@ -28,7 +28,7 @@ class DigestingWriter(io.RawIOBase):
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
         self._path = path
         self.fault: OSError | None = None
-        self._digest = hashlib.blake2b(digest_size=32)
+        self._digest = hashlib.sha256()
         self._size = 0
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-sync")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.trainer.spawn import _context as fork_server
+from tests.trainer.spawn import fork_server
 from tests.trainer.spawn import run_ranks
 
 DEADLINE = 180.0
