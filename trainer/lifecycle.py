@@ -14,11 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from trainer.contract import (
     EXIT_ERROR,
@@ -78,6 +79,7 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.complained = False
 
     def install(self) -> None:
         """Take over USR1, TERM and INT. Call it before slow imports: their default action ends the process."""
@@ -105,9 +107,18 @@ def look(limits: Limits, flag: SignalFlag, stop_request: Path, now: float) -> tu
 
 
 def pass_on(flag: SignalFlag, stop_request: Path) -> None:
-    """On ranks other than 0: turn a received signal into the stop request that rank 0 finds at its next look."""
-    if flag.received is not None:
+    """On ranks other than 0: turn a received signal into the stop request that rank 0 finds at its next look.
+
+    On a full disk it is tried again at every step, and said once: it must not end what it wants to save.
+    """
+    if flag.received is None:
+        return
+    try:
         request_stop(stop_request, f"{signal.Signals(flag.received).name} to a worker")
+    except OSError as error:
+        if not flag.complained:
+            flag.complained = True
+            tell(f"tr11: a signal could not be passed on to rank 0: {error}", sys.stderr)
 
 
 def request_stop(path: Path, who: str) -> None:
@@ -140,6 +151,12 @@ def decide(signs: Sequence[int], limits: Limits, iteration: int, trained: bool, 
     return None
 
 
+def tell(line: str, stream: TextIO | None = None) -> None:
+    """Print a line (default: stdout). A launcher makes the stream a file, and a full disk must not end a training."""
+    with suppress(OSError):
+        print(line, file=stream or sys.stdout, flush=True)
+
+
 class HeartbeatWriter:
     """Writes this rank's heartbeat: at once when the phase changes, else at most every HEARTBEAT_SECONDS."""
 
@@ -156,7 +173,8 @@ class HeartbeatWriter:
     def beat(self, phase: str, iteration: int) -> None:
         """Report the phase. A file system that refuses it must not stop a training: it is said once on stderr."""
         now = self._clock()
-        if phase == self._phase and now - self._written < HEARTBEAT_SECONDS:
+        # A clock that was set back must not silence the heartbeat until it has caught up.
+        if phase == self._phase and 0 <= now - self._written < HEARTBEAT_SECONDS:
             return
         self._phase, self._written = phase, now
         beat = Heartbeat(self._rank, self._host, os.getpid(), phase, iteration, now, self._job_id)
@@ -165,7 +183,7 @@ class HeartbeatWriter:
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                print(f"heartbeat cannot be written: {error}", flush=True)
+                tell(f"heartbeat cannot be written: {error}")
 
 
 def write_end_marker(
@@ -220,9 +238,10 @@ def exit_process(code: int, close: Callable[[], None], patience_seconds: float =
     try:
         close()
     except Exception as error:  # the work is saved and the verdict written: a failing clean-up changes neither
-        print(f"clean-up failed: {error}", flush=True)
+        tell(f"clean-up failed: {error}")
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.contract import RunPaths, StepRecord, append_line, format_step, format_validation
+from trainer.lifecycle import tell
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -39,7 +42,11 @@ class Interval:
 
 @dataclass
 class MetricsWriter:
-    """Writes the records of one attempt. `is_writer` is True on exactly one rank; elsewhere every call does nothing."""
+    """Writes the records of one attempt. `is_writer` is True on exactly one rank; elsewhere every call does nothing.
+
+    After `open`, a file that cannot be written (disk full, folder gone) is said once and never ends a training:
+    `metrics.jsonl` is tried again at every record, TensorBoard is left alone until the next attempt.
+    """
 
     paths: RunPaths
     job_id: str
@@ -49,6 +56,7 @@ class MetricsWriter:
     world_size: int
     _events: SummaryWriter | None = field(default=None, init=False)
     _marked_restart: bool = field(default=False, init=False)
+    _complained: bool = field(default=False, init=False)
 
     def open(self) -> None:
         """Create the log folders and the event file. Raises OSError when the run directory refuses them."""
@@ -64,29 +72,30 @@ class MetricsWriter:
         """Print the log line and append the record to both machine-readable logs."""
         if not self.is_writer:
             return
-        print(format_step(record), flush=True)
+        tell(format_step(record))
         self._append({"kind": "step", **asdict(record)})
-        if self._events is None:
-            return
-        self._progress(record)
-        self._rates(record, data_parallel, sequence_length)
+        with self._tensorboard() as events:
+            if events is not None:
+                self._progress(events, record)
+                self._rates(events, record, data_parallel, sequence_length)
 
     def validation(self, name: str, iteration: int, samples: int, tokens: int, loss: float) -> None:
         """Report one validation group's mean loss."""
         if not self.is_writer:
             return
-        print(format_validation(name, iteration, loss), flush=True)
+        tell(format_validation(name, iteration, loss))
         perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
         self._append(
             {"kind": "validation", "name": name, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
         )
-        if self._events is None:
-            return
-        for tag, value in (("lm loss validation", loss), ("lm loss validation ppl", perplexity)):
-            full = f"lm-loss-validation/{name}/{tag}"
-            self._events.add_scalar(full, value, iteration)
-            self._events.add_scalar(f"{full} vs samples", value, samples)
-            self._events.add_scalar(f"{full} vs tokens", value, tokens)
+        with self._tensorboard() as events:
+            if events is None:
+                return
+            for tag, value in (("lm loss validation", loss), ("lm loss validation ppl", perplexity)):
+                full = f"lm-loss-validation/{name}/{tag}"
+                events.add_scalar(full, value, iteration)
+                events.add_scalar(f"{full} vs samples", value, samples)
+                events.add_scalar(f"{full} vs tokens", value, tokens)
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -96,13 +105,25 @@ class MetricsWriter:
     def _append(self, value: dict[str, Any]) -> None:
         # NaN is not JSON: readers in other languages would refuse the whole line.
         clean = {key: _jsonable(item) for key, item in value.items()}
-        append_line(
-            self.paths.metrics, json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False)
-        )
+        line = json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False)
+        try:
+            append_line(self.paths.metrics, line)
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                tell(f"tr11: WARNING: metrics cannot be written, the training goes on: {error}")
 
-    def _progress(self, record: StepRecord) -> None:
-        assert self._events is not None
-        add, iteration = self._events.add_scalar, record.iteration
+    @contextmanager
+    def _tensorboard(self) -> Iterator[SummaryWriter | None]:
+        """The event writer, or None. Its own thread meets the full disk; the fault comes up here, at a later record."""
+        try:
+            yield self._events
+        except Exception as error:  # whatever the library raises
+            self._events = None
+            tell(f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}")
+
+    def _progress(self, events: SummaryWriter, record: StepRecord) -> None:
+        add, iteration = events.add_scalar, record.iteration
         samples, tokens = record.consumed_samples, record.consumed_tokens
         add("steps-vs-samples/y=steps,x=samples", iteration, samples)
         add("steps-vs-samples/y=samples,x=steps", samples, iteration)
@@ -123,9 +144,8 @@ class MetricsWriter:
             if not tag.startswith("batch-size"):
                 add(f"{tag} vs tokens", value, tokens)
 
-    def _rates(self, record: StepRecord, data_parallel: int, sequence_length: int) -> None:
-        assert self._events is not None
-        add, iteration = self._events.add_scalar, record.iteration
+    def _rates(self, events: SummaryWriter, record: StepRecord, data_parallel: int, sequence_length: int) -> None:
+        add, iteration = events.add_scalar, record.iteration
         tokens_per_second = record.samples_per_second * sequence_length
         add("iteration-time/iteration-time", record.seconds_per_iteration, iteration)
         add("iteration-time/iteration-time vs samples", record.seconds_per_iteration, record.consumed_samples)

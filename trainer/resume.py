@@ -52,7 +52,7 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Callable
         say(f"no checkpoint in {folder}: starting from random weights")
         return Progress()
     state = engine.sharded_state()
-    loaded = store.load(folder, step, state, _info(config, mesh, Path(), ""), group=mesh.cpu_group)
+    loaded = store.load(folder, step, state, _info(config, mesh, "", ""), group=mesh.cpu_group)
     engine.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
     for remark in loaded.remarks:
         say(remark)
@@ -66,7 +66,7 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Callable
 
 def save_progress(
     config: TrainerConfig,
-    card: Path,
+    card_hash: str,
     mesh: Mesh,
     engine: Engine,
     progress: Progress,
@@ -82,14 +82,14 @@ def save_progress(
         progress.iteration,
         engine.sharded_state(),
         extras,
-        _info(config, mesh, card, job_id),
+        _info(config, mesh, card_hash, job_id),
         group=mesh.cpu_group,
     )
     say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {folder}")
     say(f"time (ms) | save-checkpoint: {result.seconds * 1000:.2f}")
 
 
-def _info(config: TrainerConfig, mesh: Mesh, card: Path, job_id: str) -> CheckpointInfo:
+def _info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:
     model, vocabulary = config.model, config.tokenizer.padded_vocabulary_size
     facts: dict[str, Any] = {
         "model.layers": model.layers,
@@ -106,14 +106,17 @@ def _info(config: TrainerConfig, mesh: Mesh, card: Path, job_id: str) -> Checkpo
     return CheckpointInfo(
         topology=mesh.degrees(),
         model=facts,
-        run_card_hash=_card_hash(card),
+        run_card_hash=card_hash,
         versions={"torch": torch.__version__, "deepspeed": metadata.version("deepspeed")},
         job_id=job_id,
     )
 
 
-def _card_hash(card: Path) -> str:
-    """The hash that the launcher wrote into the resolved card; empty for a card made by hand."""
+def read_card_hash(card: Path) -> str:
+    """The hash that the launcher wrote into the resolved card; empty for a card made by hand.
+
+    Read it once, at the start: later the file may be gone, on one node and not on another.
+    """
     if not card.is_file():
         return ""
     derived = json.loads(card.read_text(encoding="utf-8")).get("derived", {})
