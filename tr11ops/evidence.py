@@ -42,6 +42,8 @@ def cause(error: BaseException) -> str:
     """One line for a failed read."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start + 1})"
     return " ".join(str(error).split()) or type(error).__name__
 
 

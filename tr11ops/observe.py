@@ -52,7 +52,7 @@ def observe(
     jobs, nodes = _ask(scheduler, facts.name)
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
     if not directory.exists:
-        why = Unknown(f"{directory.root} is not there: nothing was launched yet, or its file system is not mounted")
+        why = Unknown(f"{directory.root} is not there: nothing launched from here, or its file system is not mounted")
         mine, namesakes = _split(jobs, directory, facts.variant, ())
         return Snapshot(
             time=now,

@@ -269,6 +269,8 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
 
     The first two may be a path or the name of a shipped card; a path wins. Raises CardError when there is none.
     """
+    if option == "":  # an unset variable of a script; the default card may be another run, which nobody meant
+        raise CardError("command line", [Problem("--run", option, "is empty", "give a path, or leave --run out")])
     named = option or environment.get("TR11_RUN")
     origin = "--run" if option else "$TR11_RUN"
     if not named:

@@ -164,7 +164,12 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     marker = signs.last_marker(snapshot)
     if snapshot.submissions == () and snapshot.attempts == ():
         return Verdict(Word.DOWN, "nothing was launched yet")
-    last = "" if marker is None else f"; the last word was {marker.reason} at iteration {marker.iteration}"
+    if marker is None:
+        last = ""
+    elif marker.reason == "refused":  # it never came to an iteration
+        last = "; the trainer refused to start"
+    else:
+        last = f"; the last word was {marker.reason} at iteration {marker.iteration}"
     return Verdict(Word.DOWN, f"nothing runs and nothing is queued{last}")
 
 

@@ -14,7 +14,7 @@ from trainer.lifecycle import SignalFlag
 
 
 def main(arguments: list[str]) -> None:
-    start_time = time.time()
+    start_time = time.monotonic()
     # Before the slow imports: a stop signal during them must not end the process without a word.
     flag = SignalFlag()
     flag.install()

@@ -151,6 +151,12 @@ def decide(signs: Sequence[int], limits: Limits, iteration: int, trained: bool, 
     return None
 
 
+def steady_clock() -> Callable[[], float]:
+    """A clock in seconds since the epoch that starts at the time of day and from then on never jumps."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
 def tell(line: str, stream: TextIO | None = None) -> None:
     """Print a line (default: stdout). A launcher makes the stream a file, and a full disk must not end a training."""
     with suppress(OSError):

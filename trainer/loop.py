@@ -18,7 +18,7 @@ import torch.distributed as dist
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
-from trainer.contract import StepRecord
+from trainer.contract import StepRecord, read_latest
 from trainer.data.errors import DataError
 from trainer.engine import Engine, init_distributed
 from trainer.lifecycle import (
@@ -33,13 +33,15 @@ from trainer.lifecycle import (
     exit_process,
     look,
     pass_on,
+    steady_clock,
+    tell,
     write_end_marker,
     write_failure,
 )
 from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
 from trainer.model.flops import tflops_per_gpu
-from trainer.resume import Progress, load_newest, save_progress
+from trainer.resume import Progress, load_newest, read_card_hash, save_progress
 from trainer.samples import open_samples
 from trainer.schedule import batch_size_at, learning_rate_at, total_iterations
 
@@ -47,23 +49,31 @@ REFUSALS = (CardError, CheckpointError, DataError)
 
 
 def run(config: TrainerConfig, card: Path, flag: SignalFlag, start_time: float) -> NoReturn:
-    """Train until something says stop, leave an end marker, and end this process with its exit status."""
+    """Train until something says stop, leave an end marker, and end this process with its exit status.
+
+    `start_time`: of the monotonic clock, when this process began.
+    """
     attempt = Attempt.from_environment(os.environ, config.paths)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = HeartbeatWriter(config.paths, rank, attempt.job_id)
     trainer = Trainer(config, card, attempt, heartbeat, flag, start_time)
     try:
         reason = trainer.train()
-    except REFUSALS as refusal:
-        reason = "refused"
-        print(f"tr11: refused: {refusal}", file=sys.stderr, flush=True)
-        _leave_word(config, attempt, rank, refusal, reason, trainer.progress.iteration)
     except Exception as error:  # whatever it is, it is recorded before the process goes
-        reason = "error"
-        traceback.print_exc()
+        reason = "refused" if _is_refusal(error, trainer.steps_done) else "error"
+        tell(f"tr11: refused: {error}" if reason == "refused" else traceback.format_exc().rstrip(), sys.stderr)
         _leave_word(config, attempt, rank, error, reason, trainer.progress.iteration)
     heartbeat.beat("ended", trainer.progress.iteration)
     exit_process(exit_code(reason), trainer.close)
+
+
+def _is_refusal(error: Exception, steps_done: int) -> bool:
+    """Bad input, which the next try would meet again: not a rank that was lost on the way, nor what came after steps.
+
+    The difference matters: after a refusal no later array task trains.
+    """
+    lost_a_rank = isinstance(error.__cause__, RuntimeError)
+    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank
 
 
 def _leave_word(
@@ -74,7 +84,7 @@ def _leave_word(
         if reason == "refused":
             write_end_marker(config.paths, attempt, reason, False, iteration, None, str(error))
     except OSError as problem:
-        print(f"tr11: the failure could not be recorded: {problem}", file=sys.stderr, flush=True)
+        tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
 
 
 @dataclass
@@ -91,6 +101,8 @@ class Trainer:
     def __post_init__(self) -> None:
         self.progress = Progress()
         self.saved_step: int | None = None
+        self.failed_saves: list[int] = []
+        self.clock = steady_clock()
         self.steps_done = 0
         self._closers: list[Callable[[], None]] = []
 
@@ -114,6 +126,7 @@ class Trainer:
         self.limits = Limits(
             config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
         )
+        self.card_hash = read_card_hash(self.card)
         problems = cross_problems(config, self.world_size)
         if problems:
             raise CardError(str(self.card), problems)
@@ -149,10 +162,13 @@ class Trainer:
         return self._end(self._loop())
 
     def _earliest_start(self) -> float:
-        """Start of the earliest rank, so that every rank counts the exit duration from the same moment."""
-        earliest = _on_device(torch.tensor([self.start_time], dtype=torch.float64))
-        dist.all_reduce(earliest, dist.ReduceOp.MIN)
-        return float(earliest.item())
+        """Start of the earliest rank, so that every rank counts the exit duration from the same moment.
+
+        Ages are compared, not times of day: one node with a wrong clock must not end, or prolong, the attempt.
+        """
+        age = _on_device(torch.tensor([time.monotonic() - self.start_time], dtype=torch.float64))
+        dist.all_reduce(age, dist.ReduceOp.MAX)
+        return self.clock() - float(age.item())
 
     # ------------------------------------------------------------------ the loop
     def _loop(self) -> Decision:
@@ -191,7 +207,7 @@ class Trainer:
 
     def _decision(self) -> Decision | None:
         """One small broadcast: rank 0 decides, and all act on what it saw."""
-        now, signs = time.time(), NO_SIGNS
+        now, signs = self.clock(), NO_SIGNS
         if self.rank == 0:
             signs = look(self.limits, self.flag, self.attempt.stop_request, now)
         else:
@@ -254,40 +270,72 @@ class Trainer:
         self.metrics.step(record, self.data_parallel, config.model.sequence_length)
 
     # ------------------------------------------------------------------ saving and leaving
-    def _save(self) -> None:
+    def _save(self) -> CheckpointError | None:
+        """Save this iteration; returns the fault when it could not be written (disk full, no rights). Collective.
+
+        The older checkpoints are then untouched, and all ranks know the same, so the training may go on.
+        """
         if self.progress.iteration in {0, self.saved_step}:
-            return
+            return None
         self.heartbeat.beat("saving", self.progress.iteration)
         drifted = self.engine.disagreeing_parameters()
         if drifted:
             raise RuntimeError(
                 f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
             )
-        save_progress(self.config, self.card, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say)
+        try:
+            save_progress(
+                self.config, self.card_hash, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say
+            )
+        except CheckpointError as fault:
+            if isinstance(fault.__cause__, RuntimeError):
+                raise  # a rank was lost: there is nothing to go on with
+            newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
+            self.failed_saves.append(self.progress.iteration)
+            self._say(f"tr11: WARNING: SAVE FAILED at iteration {self.progress.iteration}, {newest}: {fault}")
+            return fault
         self.saved_step = self.progress.iteration
+        if self.failed_saves:  # said again: where the disk was full, the log could not take the warning
+            missing = ", ".join(map(str, self.failed_saves))
+            self._say(f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again")
+            self.failed_saves.clear()
+        return None
 
     def _end(self, decision: Decision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
-        if self.steps_done:
-            self._save()
+        fault = self._save() if self.steps_done else None
+        if fault is not None:
+            lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
+            decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier()
         if self.rank == 0:
+            iteration, step = self._standing()
             write_end_marker(
                 self.config.paths,
                 self.attempt,
                 decision.reason,
                 decision.restart,
-                self.progress.iteration,
-                self.saved_step,
+                iteration,
+                step,
                 decision.line.strip(),
             )
         return decision.reason
 
+    def _standing(self) -> tuple[int, int | None]:
+        """Iteration and newest saved step; before anything was loaded, as `latest` says."""
+        if self.progress.iteration:
+            return self.progress.iteration, self.saved_step
+        try:
+            step = read_latest(self.config.paths.checkpoints)
+        except (OSError, ValueError):
+            step = None
+        return step or 0, step
+
     def _say(self, line: str) -> None:
         if self.rank == 0:
-            print(line, flush=True)
+            tell(line)
 
 
 def _leave_group() -> None:

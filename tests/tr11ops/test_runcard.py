@@ -185,6 +185,8 @@ def test_which_card(tmp_path: Path) -> None:
     assert find_card("demo.toml", {}, tmp_path) == tmp_path / "demo.toml"
     with pytest.raises(CardError, match=r"--run = 'dmo': is neither a file nor a shipped card; did you mean 'demo'\?"):
         find_card("dmo", {}, tmp_path)
+    with pytest.raises(CardError, match="--run = '': is empty; give a path, or leave --run out"):
+        find_card("", {"TR11_RUN": "demo"}, tmp_path)  # an unset variable of a script is not a choice
     with pytest.raises(CardError, match=r"\$TR11_RUN = 'a/b.toml': is neither a file nor a shipped card"):
         find_card(None, {"TR11_RUN": "a/b.toml"}, tmp_path)
 

@@ -169,3 +169,37 @@ def test_the_process_ends_whatever_hangs(close):
     child.communicate(timeout=60)
     assert child.returncode == 3
     assert time.monotonic() - started < 60
+
+
+def test_a_clock_that_was_set_back_does_not_silence_the_heartbeat(tmp_path):
+    now = [100_000.0]
+    paths = RunPaths(tmp_path, "run", "main")
+    writer = HeartbeatWriter(paths, 0, "7", clock=lambda: now[0])
+    writer.beat("training", 1)
+    now[0] = 96_400.0
+    writer.beat("training", 2)
+    assert Heartbeat.read(paths.heartbeat(0)).iteration == 2
+
+
+def test_a_signal_that_cannot_be_passed_on_does_not_end_the_rank(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    flag = SignalFlag()
+    flag._handle(signal.SIGTERM, None)
+    pass_on(flag, tmp_path / "file" / "stop-request.json")
+    pass_on(flag, tmp_path / "file" / "stop-request.json")
+    assert capsys.readouterr().err.count("could not be passed on") == 1
+    (tmp_path / "file").unlink()
+    pass_on(flag, tmp_path / "file" / "stop-request.json")
+    assert (tmp_path / "file" / "stop-request.json").exists()
+
+
+def test_a_full_disk_under_the_log_ends_nothing():
+    child = run_python("""
+        import os, sys
+        from trainer.lifecycle import exit_process, tell
+        full = open("/dev/full", "w")
+        os.dup2(full.fileno(), 1); os.dup2(full.fileno(), 2)
+        tell("lost"); tell("lost too", sys.stderr)
+        exit_process(3, lambda: 1 / 0)
+    """)
+    assert child.wait(timeout=30) == 3

@@ -64,8 +64,8 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
             srun_lines.append(line.decode("utf-8", "replace").strip())
 
     status = run_launch(launch, allocation, {**environment, "TR11_JOB_ID": allocation.job_id}, tee, stop, keep)
-    verdict = conclude(_end_marker(paths, allocation), status, first_failure(attempt), tuple(srun_lines))
-    return _finish(attempt, verdict, tee)
+    marker = _end_marker(paths, allocation)
+    return _finish(attempt, conclude(marker, status, first_failure(attempt), tuple(srun_lines)), tee)
 
 
 def read_resolved(path: Path) -> RunCard:
@@ -97,7 +97,10 @@ def _refuse_to_start(config: RunCard, paths: RunPaths, allocation: Allocation, t
 
 
 def _finish(attempt: Path, verdict: AttemptVerdict, tee: LineTee) -> int:
-    write_json(attempt / "verdict.json", {**asdict(verdict), "time": time.time()})
+    try:
+        write_json(attempt / "verdict.json", {**asdict(verdict), "time": time.time()})
+    except OSError as error:
+        tee.line(f"tr11: the verdict could not be recorded: {error}")
     saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
     where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
     detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""

@@ -20,12 +20,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from tr11ops.agent.processes import adopt_orphans, end_descendants
-from trainer.contract import END_MARKER_FILE, STOP_REQUEST_FILE, EndMarker, host_name, write_json
+from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, signal_children
+from tr11ops.agent.verdict import trainer_is_done
+from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
 from trainer.lifecycle import request_stop
 
 QUIT_SECONDS = 60.0  # a trainer that wrote its end marker must be gone within this time
+CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
+_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class NodeTask:
 
 def run(task: NodeTask) -> int:
     """Run the workers of one node to their end; returns torchrun's exit status (128 + n when a signal ended it)."""
+    parent = int(os.environ.get(CONTROLLER_VARIABLE) or os.getppid())
     adopt_orphans()
     started = time.time()
     asked = threading.Event()
@@ -77,41 +81,55 @@ def run(task: NodeTask) -> int:
         signal.signal(number, stop)
     (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True
-    )
+        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True,
+        preexec_fn=_ignore_early_signal,  # noqa: PLW1509  no thread runs yet
+    )  # fmt: skip
     assert process.stdout is not None
     pump = threading.Thread(target=_pass_on, args=(process.stdout, task), daemon=True)
     pump.start()
-    status = _wait(process, task, asked)
+    status = _wait(process, task, asked, parent)
     ended = end_descendants(grace_seconds=10.0)
     pump.join(timeout=5.0)
-    write_json(
-        task.attempt / "nodes" / f"{host_name()}.json",
-        {
-            "node": host_name(),
-            "node_rank": task.node_rank,
-            "launch": task.launch,
-            "start": started,
-            "end": time.time(),
-            "exit_status": status,
-            "ended_processes": ended,
-        },
-    )
+    record = {
+        "node": host_name(),
+        "node_rank": task.node_rank,
+        "launch": task.launch,
+        "start": started,
+        "end": time.time(),
+        "exit_status": status,
+        "ended_processes": ended,
+    }
+    try:
+        write_json(task.attempt / "nodes" / f"{host_name()}.json", record)
+    except OSError as error:
+        print(f"tr11: the end of {host_name()} could not be recorded: {error}", flush=True)
     return status
 
 
-def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Event) -> int:
+def _ignore_early_signal() -> None:
+    """In the child, before torchrun: USR1 asks the trainer to save, and would end torchrun, which does not handle it.
+
+    Workers take it over when they install their own; until then the stop request stands for it.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Event, parent: int) -> int:
     done_since: float | None = None
     while True:
         try:
             status = process.wait(timeout=0.2)
+            if status < 0 and not trainer_is_done(task.attempt, task.launch):
+                _record_death(task, "launcher", None, -status, "torchrun")
             return status if status >= 0 else 128 - status
         except subprocess.TimeoutExpired:
             pass
+        if os.getppid() != parent:
+            return CONTROLLER_GONE  # the caller ends what runs here
         if asked.is_set():
             asked.clear()
-            request_stop(task.attempt / STOP_REQUEST_FILE, f"signal to the node agent of {host_name()}")
-        if done_since is None and _is_done(task):
+            _ask(process, task)
+        if done_since is None and trainer_is_done(task.attempt, task.launch):
             done_since = time.monotonic()
         if done_since is not None and time.monotonic() - done_since > QUIT_SECONDS:
             print(f"tr11: the trainer ended {QUIT_SECONDS:.0f} s ago, but its processes stay: ending them", flush=True)
@@ -120,29 +138,47 @@ def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Eve
             return 0
 
 
-def _is_done(task: NodeTask) -> bool:
+def _ask(process: subprocess.Popen[bytes], task: NodeTask) -> None:
+    """Ask the trainer to save and leave: by the file, or, where no file can be written, by a signal to the workers."""
     try:
-        marker = EndMarker.read(task.attempt / END_MARKER_FILE)
-    except (ValueError, OSError):
-        return False
-    return marker is not None and marker.launch == task.launch
+        request_stop(task.attempt / STOP_REQUEST_FILE, f"signal to the node agent of {host_name()}")
+    except OSError as error:
+        print(f"tr11: no stop request can be written, signalling the workers: {error}", flush=True)
+        signal_children(process.pid, signal.SIGUSR1)
+
+
+def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what: str) -> None:
+    """Keep what a killed process cannot say itself; its peers' own words are of the connection that it took along."""
+    error = f"{what} was ended by {signal.Signals(number).name}"
+    value = {"rank": rank, "host": host_name(), "time": time.time(), "launch": task.launch, "error": error}
+    try:
+        write_json(task.attempt / "failures" / f"{name}-{host_name()}.json", {**value, "signal": number})
+    except OSError as problem:
+        print(f"tr11: {host_name()}: {error} (not recorded: {problem})", flush=True)
 
 
 def _pass_on(stream: IO[bytes], task: NodeTask) -> None:
-    """Copy the workers' lines to our output, and to `workers/NODE/rank-R.log` (R: global rank)."""
+    """Copy the workers' lines to our output, and to `workers/NODE/rank-R.log` (R: global rank).
+
+    Whatever cannot be written, the reading goes on: a full pipe would stop the training.
+    """
     folder = task.attempt / "workers" / host_name()
-    folder.mkdir(parents=True, exist_ok=True)
     files: dict[int, IO[bytes]] = {}
     for line in stream:
         match = _RANK_PREFIX.match(line)
         if match:
             rank = task.node_rank * task.workers + int(match.group(1))
-            if rank not in files:
-                files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
             with suppress(OSError):  # a full disk must not silence the main log, which says the same
+                if rank not in files:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
                 files[rank].write(line[match.end() :])
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
+        killed = _KILLED.search(line)
+        if killed and not match:
+            rank = task.node_rank * task.workers + int(killed.group(2))
+            _record_death(task, f"killed-{rank}", rank, int(killed.group(1)), "the worker")
+        with suppress(OSError):
+            os.write(sys.stdout.fileno(), line)
     for file in files.values():
         file.close()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+CONTROLLER_VARIABLE = "TR11_CONTROLLER_PID"  # a node agent whose batch controller is gone ends its workers
 
 
 def adopt_orphans() -> None:
@@ -20,6 +22,13 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (OSError, AttributeError):
         return
+
+
+def signal_children(pid: int, number: int) -> None:
+    """Send a signal to the direct children of a process."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            _send(child, number)
 
 
 def end_descendants(grace_seconds: float) -> list[int]:

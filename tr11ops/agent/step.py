@@ -9,16 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.processes import adopt_orphans, end_descendants
-from trainer.contract import STOP_REQUEST_FILE
+from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
+from tr11ops.agent.verdict import trainer_is_done
+from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
 from trainer.lifecycle import request_stop
 
 PEER_GRACE_SECONDS = 30.0  # how long the other nodes may go on after one node's agent failed
+DONE_GRACE_SECONDS = 5.0  # and how long when the trainer has left its end marker
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class LineTee:
                 except OSError as error:
                     if not self._complained:
                         self._complained = True
-                        print(f"tr11: a log cannot be written: {error}", file=sys.stderr, flush=True)
+                        with suppress(OSError):  # it may be the same full disk
+                            print(f"tr11: a log cannot be written: {error}", file=sys.stderr, flush=True)
 
     def line(self, text: str) -> None:
         """Write one line of tr11's own."""
@@ -117,19 +121,35 @@ def run_launch(
     if allocation.kind == "slurm":
         children = [_start(srun_command(launch), dict(environment))]
     else:
+        mine = {CONTROLLER_VARIABLE: str(os.getpid())}
         children = [
-            _start(launch.node_command, {**environment, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
+            _start(launch.node_command, {**environment, **mine, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
             for rank, name in enumerate(launch.nodes)
         ]
     pumps = [threading.Thread(target=tee.copy, args=(child.stdout, keep), daemon=True) for child in children]
     for pump in pumps:
         pump.start()
-    statuses = _wait_all(children, launch, tee, stop)
-    for pump in pumps:
-        pump.join(timeout=5.0)
-    if allocation.kind != "slurm":
-        end_descendants(grace_seconds=5.0)
+    try:
+        statuses = _wait_all(children, launch, tee, stop)
+    finally:
+        if allocation.kind != "slurm":
+            end_descendants(grace_seconds=5.0)
+        for pump in pumps:
+            pump.join(timeout=5.0)
     return max(statuses)
+
+
+def _record_killed(children: list[subprocess.Popen[bytes]], launch: Launch) -> None:
+    """Keep the death of children that were killed and could not record it themselves."""
+    on_slurm = len(children) != len(launch.nodes) or children[0].args == srun_command(launch)
+    for node, child in zip((host_name(),) if on_slurm else launch.nodes, children, strict=True):
+        code = child.poll()
+        if code is None or code >= 0:
+            continue
+        error = f"{'srun' if on_slurm else 'the node agent'} was ended by {signal.Signals(-code).name}"
+        value = {"rank": None, "host": node, "time": time.time(), "launch": launch.number, "error": error}
+        with suppress(OSError):  # the log says it too
+            write_json(launch.attempt / "failures" / f"agent-{node}.json", {**value, "signal": -code})
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -142,6 +162,7 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
 def _wait_all(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, stop: StopFlag) -> list[int]:
     asked = 0
     failed_since: float | None = None
+    ending = False
     while any(child.poll() is None for child in children):
         time.sleep(0.1)
         if len(stop.received) > asked:
@@ -149,16 +170,40 @@ def _wait_all(children: list[subprocess.Popen[bytes]], launch: Launch, tee: Line
             asked += 1
             if asked == 1:
                 tee.line(f"tr11: {name} received: asking the trainer to save and leave")
-                request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
+                _ask(children, launch, tee, name)
             elif stop.received[asked - 1] == signal.SIGINT:
                 tee.line("tr11: interrupted again: ending the workers now")
+                ending = True
                 end_descendants(grace_seconds=2.0)
-        if failed_since is None and any(child.poll() not in (None, 0) for child in children):
+        codes = [child.poll() for child in children]
+        if failed_since is None and any(code not in (None, 0) for code in codes):
             failed_since = time.monotonic()
-        if failed_since is not None and time.monotonic() - failed_since > PEER_GRACE_SECONDS:
+            if not ending:
+                _record_killed(children, launch)
+        if failed_since is not None and not ending and time.monotonic() - failed_since > _patience(launch, codes):
+            ending = True
             tee.line("tr11: a node failed and the others did not follow: ending them")
             end_descendants(grace_seconds=5.0)
+    if failed_since is None:  # the last one, a moment ago
+        _record_killed(children, launch)
     return [_status(child.wait()) for child in children]
+
+
+def _patience(launch: Launch, codes: list[int | None]) -> float:
+    """How long to wait for the other nodes when one has failed: only as long as they may still have something to do."""
+    if any(code is not None and code < 0 for code in codes):
+        return 0.0  # nobody keeps the workers of a killed agent
+    # After a clean end, torchrun waits five minutes for a peer that will never come.
+    return DONE_GRACE_SECONDS if trainer_is_done(launch.attempt, launch.number) else PEER_GRACE_SECONDS
+
+
+def _ask(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, name: str) -> None:
+    try:
+        request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
+    except OSError as error:
+        tee.line(f"tr11: no stop request can be written, signalling the node agents: {error}")
+        for child in children:  # srun passes USR1 on to each agent
+            child.send_signal(signal.SIGUSR1)
 
 
 def _status(code: int) -> int:

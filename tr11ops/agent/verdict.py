@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, EndMarker
+from trainer.contract import END_MARKER_FILE, EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, EndMarker
+
+_KILLED_TASK = re.compile(r"^srun: error: .*: tasks? [\d,-]+: Killed")  # a person, or the kernel for want of memory
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,41 @@ def conclude(
 
     Exit status 0 is not success: without the trainer's own end marker the attempt failed.
     A marker is success even when the step's status is not 0: the launcher may fail after a clean end.
+    But a stop by signal that followed a failure is a failure, saved: the survivors were told to leave.
     """
-    if marker is not None:
+    killed = next((line for line in srun_lines if _KILLED_TASK.search(line)), None)
+    if marker is not None and not (marker.reason == "signal" and (first_failure or killed)):
         status = {"error": EXIT_ERROR, "refused": EXIT_REFUSED}.get(marker.reason, EXIT_FINE)
         return AttemptVerdict(marker.reason, marker.iteration, marker.checkpoint_step, status, marker.message)
     evidence = first_failure or (
         srun_lines[0] if srun_lines else f"the workers ended with status {step_status} and no word"
     )
+    if marker is not None:
+        return AttemptVerdict("error", marker.iteration, marker.checkpoint_step, EXIT_ERROR, killed or evidence)
     return AttemptVerdict("error", None, None, EXIT_ERROR, evidence)
 
 
+def trainer_is_done(attempt: Path, launch: int) -> bool:
+    """Has the trainer of this launch left its end marker?"""
+    try:
+        marker = EndMarker.read(attempt / END_MARKER_FILE)
+    except (ValueError, OSError):
+        return False
+    return marker is not None and marker.launch == launch
+
+
 def first_failure(attempt: Path) -> str | None:
-    """The earliest failure that a worker recorded: `rank R on HOST: ERROR`; None when none was recorded."""
+    """The failure that came first: `rank R on HOST: ERROR`; None when none was recorded.
+
+    A process that was killed comes before all others: the time of its record is when its launcher noticed, and until
+    then its peers have said that they lost it.
+    """
     found = []
-    for path in (attempt / "failures").glob("rank-*.json"):
+    for path in (attempt / "failures").glob("*.json"):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            found.append((float(value["time"]), f"rank {value['rank']} on {value['host']}: {value['error']}"))
-        except (OSError, ValueError, KeyError, TypeError):
+            who = value["host"] if value["rank"] is None else f"rank {value['rank']} on {value['host']}"
+            found.append((value.get("signal") is None, float(value["time"]), f"{who}: {value['error']}"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # a half-dead node may leave half a record; the others still speak
-    return min(found)[1] if found else None
+    return min(found)[2] if found else None

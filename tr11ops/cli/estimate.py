@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,14 @@ def estimate(  # options of a command line: typer calls it by name
     """Every number that follows from a run card; nothing is run, nor looked at but the card.
 
     Variables that are not defined here are left as they are: no path enters into a number.
+
+    [bold]Examples[/bold]
+
+      tr11 estimate --run tr11-176B-ml
+
+      tr11 estimate --run tr11-176B-ml --seconds-per-iteration 105 --array 1-20
+
+      tr11 estimate --set parallel.pipeline=24 --set slurm.nodes=96 --json
     """
     from tr11ops.estimate import estimate as derive
     from tr11ops.slurm_syntax import parse_array
@@ -56,7 +65,7 @@ def estimate(  # options of a command line: typer calls it by name
     for table in tables(found):
         console.print(table)
     for warning in found.warnings:
-        say(f"warning: {warning}")
+        say(textwrap.fill(f"warning: {warning}", WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def tables(found: Estimate) -> list[Table]:

@@ -113,14 +113,14 @@ def _lines(directory: RunDirectory, view: StopView, was_set: bool) -> list[str]:
     lines = []
     for job in view.running:
         since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
-        place = f"{job.node_count or len(job.nodes)} nodes"
+        count = job.node_count or len(job.nodes)
+        place = f"{count} node" if count == 1 else f"{count} nodes"
         lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: will save and leave")
     lines += [f"running:    {text}: will save and leave" for text in view.foreground]
     if view.queued:
         names = ", ".join(job.job_id for job in view.queued)
-        lines.append(
-            f"queued:     {view.queued_tasks} task(s) of {names}: will start, see the switch, and leave untrained"
-        )
+        tasks = "1 task" if view.queued_tasks == 1 else f"{view.queued_tasks} tasks"
+        lines.append(f"queued:     {tasks} of {names}: will start, see the switch, and leave untrained")
     if view.doubt:
         lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the switch works without it")
     if view.is_idle:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SetOption, directory_of, read_card
+from tr11ops.cli.common import Refusal, RunOption, SetOption, directory_of, read_card, say
 
 if TYPE_CHECKING:
     from tr11ops.logtail import Source
@@ -52,9 +52,13 @@ def logs(
     directory = directory_of(read_card(run, overrides))
     if job is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", job):
         raise Refusal(f"--job = {job!r}: is not a job id", exit_code=2)
+    if job is not None:
+        job = _attempt_named(directory, job)
     find = _finder(directory, rank, node, job)
     if not follow:
         _require_some(directory, find(), rank, node, job)
+    elif not any(source.path.exists() for source in find()):
+        say("nothing is written yet: waiting for it; Ctrl-C ends")
     several = rank is None and node is not None
     for label, line in follow_sources(find, lines, _pause if follow else lambda: False):
         sys.stdout.write(f"{label} {_shown(line)}\n" if several else f"{_shown(line)}\n")
@@ -87,6 +91,25 @@ def _finder(
     return find
 
 
+def _attempt_named(directory: RunDirectory, job: str) -> str:
+    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
+    for attempt in reversed(directory.attempt_ids()):
+        if job in {attempt, _label(directory, attempt)}:
+            return attempt
+    return job
+
+
+def _label(directory: RunDirectory, attempt: str) -> str:
+    from trainer.contract import read_json
+
+    try:
+        record = read_json(directory.paths.attempt(attempt) / "attempt.json")
+    except (OSError, ValueError):
+        return attempt
+    array, task = (record.get(key) for key in ("array_id", "task_id")) if isinstance(record, dict) else (None, None)
+    return f"{array}_{task}" if array is not None and task is not None else attempt
+
+
 def _require_some(
     directory: RunDirectory, found: Sequence[Source], rank: int | None, node: str | None, job: str | None
 ) -> None:
@@ -97,15 +120,18 @@ def _require_some(
         return
     if found:
         return
-    attempts = [job] if job is not None else directory.attempt_ids()[-1:]
-    known = [entry for attempt in attempts for entry in directory.worker_logs(attempt)]
-    if not known:
+    attempts = [job] if job is not None else reversed(directory.attempt_ids())
+    newest = next((attempt for attempt in attempts if any(directory.worker_logs(attempt))), None)
+    known = [] if newest is None else list(directory.worker_logs(newest))
+    if newest is None:
         raise Refusal(f"no worker has written a log{f' in attempt {job}' if job else ''} yet")
-    ranks = f"ranks 0 to {max(number for _, number, _ in known)}"
+    last = max(number for _, number, _ in known)
+    ranks = f"ranks 0 to {last}" if last else "rank 0 alone"
     nodes = ", ".join(sorted({name for name, _, _ in known})[:8])
     what = " ".join(([f"--rank {rank}"] if rank is not None else []) + ([f"--node {node}"] if node is not None else []))
     raise Refusal(
-        f"{what}: there is no such worker in attempt {attempts[0]}; it has {ranks}, nodes {nodes}", exit_code=2
+        f"{what}: there is no such worker in attempt {_label(directory, newest)}; it has {ranks}, nodes {nodes}",
+        exit_code=2,
     )
 
 

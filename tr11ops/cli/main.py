@@ -132,6 +132,8 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: run one command and end the process with its exit code."""
+    if sys.stdout is None:  # closed by the caller (`>&-`): what would be shown goes nowhere, the exit code counts
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     sys.exit(execute(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -185,9 +187,9 @@ def explain(error: BaseException, command: str) -> tuple[int, str]:
     if known is not None:
         return known
     if hasattr(error, "format_message"):  # the parser's own errors, whichever library carries them
-        where = f"tr11 {command}".rstrip()
+        where = getattr(getattr(error, "ctx", None), "command_path", "") or f"tr11 {command}".rstrip()
         words = " ".join(str(error.format_message()).split())
-        return EXIT_USAGE, f"{words} (see {where} --help)"
+        return EXIT_USAGE, words and f"{words} (see {where} --help)"  # without words: the help itself was shown
     if isinstance(error, KeyboardInterrupt):
         return EXIT_NEEDS_PERSON, "interrupted; nothing more was done"
     if isinstance(error, typer.Abort):

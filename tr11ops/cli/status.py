@@ -47,8 +47,16 @@ def status(  # options of a command line: typer calls it by name
 ) -> None:
     """One screen: is the run healthy, and since when.
 
-    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled or down, a person is needed;
-    2: wrong usage; 3: it could not be observed.
+    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled or down; 2: wrong usage;
+    3: it could not be observed.
+
+    [bold]Examples[/bold]
+
+      tr11 status
+
+      tr11 status --run demo --watch 30
+
+      tr11 status --json | jq .verdict
     """
     if seconds is not None and not watch:
         raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2)
@@ -86,7 +94,7 @@ class Look:
         from tr11ops.report.status import Screen, render
 
         width = min(WIDEST, max(NARROWEST, _console().width))
-        screen = Screen(width, shows_unicode(os.environ, sys.stdout.encoding))
+        screen = Screen(width, shows_unicode(os.environ, _encoding()))
         return render(self.snapshot, self.findings, self.verdict, screen)
 
 
@@ -173,6 +181,11 @@ def _looks(view: View, seconds: float) -> Iterator[Look]:
         look = view.look()
         yield look
         time.sleep(max(seconds, 2 * look.seconds))
+
+
+def _encoding() -> str:
+    """The terminal's encoding; a live view puts a stand-in without one in place of `sys.stdout`."""
+    return getattr(sys.__stdout__, "encoding", None) or "ascii"
 
 
 def _console() -> Console:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.snapshot import Snapshot, Unknown, known
 
 
@@ -24,14 +25,31 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),
-        fix=signs.command(snapshot, "launch --array 1-10"),
+        fix=signs.command(snapshot, _what_to_type(snapshot)),
     )
+
+
+def _what_to_type(snapshot: Snapshot) -> str:
+    """The launch that was last typed, once more; but first the log, where the same launch would fail the same way."""
+    marker = signs.last_marker(snapshot)
+    if marker is not None and marker.reason in BAD_REASONS:
+        return "logs"
+    newest = next(iter(known(snapshot.submissions, ())), None)
+    if newest is None:
+        return "launch --array 1-10"
+    words = ["launch"] if newest.array is None else ["launch --array", newest.array.partition("%")[0]]
+    if newest.scheduler == "local":  # else Slurm would be taken where there is one
+        words.append("--scheduler local")
+    return " ".join(words)
 
 
 def _evidence(snapshot: Snapshot) -> Iterator[str]:
     marker = signs.last_marker(snapshot)
     if marker is not None:
-        yield f"the last attempt that left word ended by {marker.reason} at iteration {marker.iteration}"
+        if marker.reason == "refused":
+            yield f"the trainer refused to start: {marker.message}"
+        else:
+            yield f"the last attempt that left word ended by {marker.reason} at iteration {marker.iteration}"
     newest = next(iter(known(snapshot.submissions, ())), None)
     if newest is None:
         yield "nothing was ever submitted from this run directory"

@@ -245,6 +245,10 @@ def _tokenizer(card: RunCard) -> TokenizerFacts:
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         added = (entry["id"] for entry in value.get("added_tokens", ()))
         return TokenizerFacts(size=1 + max((*ids, *added), default=-1))
+    except NotADirectoryError:
+        return TokenizerFacts(
+            fault=f"{card.tokenizer.path} is a file, and the folder that holds tokenizer.json is meant"
+        )
     except OSError as error:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
     except (ValueError, KeyError, TypeError):

@@ -92,8 +92,10 @@ def resolved_card(card: RunCard) -> dict[str, Any]:
 def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[str, str]]:
     """The plan for a person: (word, value) pairs."""
     request = plan.request
-    tasks = f"array {request.array}: {plan.tasks} task(s), one after another" if request.array else "one job"
-    workers = f"{request.nodes} nodes x {card.slurm.workers} workers"
+    count = "1 task" if plan.tasks == 1 else f"{plan.tasks} tasks, one after another"
+    tasks = f"array {request.array}: {count}" if request.array else "one job"
+    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
+    workers = f"{nodes} x {card.slurm.workers} worker{'' if card.slurm.workers == 1 else 's'}"
     gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
     minutes = card.run.exit_duration_minutes
     leaves = f", the trainer leaves after {minutes:g} min" if minutes else ""

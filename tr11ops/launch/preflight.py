@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tr11ops.cluster.base import Partition
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
+from tr11ops.launch.datasets import DatasetFacts
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks
@@ -36,7 +37,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from _partition_checks(card, request, facts)
     yield from _place_checks(card, directory, facts)
     yield from _kill_switch_checks(directory, facts)
-    yield from _data_checks(facts)
+    yield from _data_checks(card, facts)
     yield from _tokenizer_checks(card, facts)
     if not facts.place.fault:  # what cannot be a run directory has no state to be read
         yield from queue_checks(card.run.name, directory, request, facts)
@@ -157,7 +158,7 @@ def _kill_switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator
         yield ok("kill switch", "not set")
 
 
-def _data_checks(facts: LaunchFacts) -> Iterator[Check]:
+def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
     tokens = documents = 0
     for dataset in facts.datasets:
         if dataset.unreadable:
@@ -166,10 +167,31 @@ def _data_checks(facts: LaunchFacts) -> Iterator[Check]:
             yield refused(
                 "data.prefixes", dataset.fault, "correct the path, or make the dataset again (`tr11 data preprocess`)"
             )
+        else:
+            yield from _size_checks(card, dataset)
         tokens += dataset.tokens
         documents += dataset.documents
     if not any(dataset.fault or dataset.unreadable for dataset in facts.datasets):
         yield ok("data", f"{len(facts.datasets)} indexed dataset(s), {documents:,} documents, {tokens:,} tokens")
+
+
+def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[Check]:
+    """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an estimate here."""
+    sample = card.model.sequence_length + 1
+    need = f"one sample takes {sample:,} (model.sequence_length + 1)"
+    if dataset.tokens < sample:
+        rule = f"{dataset.prefix} has {dataset.tokens:,} tokens, {need}"
+        yield refused("data.prefixes", rule, "give more data, or lower model.sequence_length", 2)
+        return
+    shares = [float(share) for share in card.data.split.split(",")]
+    parts = [("training", shares[0])]
+    if card.evaluation.iterations > 0:
+        parts.append(("validation", shares[1]))
+    for part, share in parts:
+        tokens = int(dataset.tokens * share / sum(shares))
+        if tokens < sample:
+            rule = f"{card.data.split} leaves {part} about {tokens:,} tokens of {dataset.prefix}, {need}"
+            yield warning("data.split", rule, "give more data, or a larger share")
 
 
 def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:

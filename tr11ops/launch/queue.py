@@ -51,8 +51,10 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
     if isinstance(facts.foreground, Unknown):
         yield unknown("queue", f"earlier attempts could not be read ({facts.foreground.why})")
         return
-    for place in (*facts.foreground, *facts.elsewhere):
+    for place in facts.foreground:
         yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
+    for place in facts.elsewhere:
+        yield refused("queue", f"this run is already queued or running: {place}", "stop it first (`tr11 kill`)")
     ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
     for job in namesakes:
         yield warning("queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run")

@@ -58,6 +58,9 @@ def _resume_checks(
     for key, (saved, wanted) in differences.items():
         rule = f"{wanted!r} in the card, {saved!r} in {name}: a checkpoint of another model"
         yield refused(key, rule, f"set it to {saved!r}, or use another run.variant for the new model", 2)
+    if manifest.consumed_samples >= card.batch.train_samples:
+        rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
+        yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
     if not differences:
         yield ok("checkpoints", f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}")
 

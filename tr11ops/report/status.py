@@ -232,7 +232,7 @@ def _checkpoint(snapshot: Snapshot) -> Iterator[Row]:
 def _switch(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
     switch = snapshot.kill_switch
     if isinstance(switch, Unknown):
-        yield "killswitch", f"unknown: {switch.why}", "magenta"
+        yield "killswitch", "unknown", "magenta"
     elif switch is None:
         yield "killswitch", "not set", ""
     else:
@@ -244,7 +244,7 @@ def _switch(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
 def _exclusions(snapshot: Snapshot) -> Iterator[Row]:
     excluded = snapshot.exclusions
     if isinstance(excluded, Unknown):
-        yield "excluded", f"unknown: {excluded.why}", "magenta"
+        yield "excluded", "unknown", "magenta"
     elif not excluded:
         yield "excluded", "no node", ""
     else:

@@ -160,3 +160,102 @@ def test_a_stop_signal_reaches_the_agent_as_a_request(tmp_path):
     child.communicate(timeout=60)
     assert child.returncode == 0
     assert "signal" in json.loads((tmp_path / "stop-request.json").read_text())["by"]
+
+
+def record(folder: Path, name: str, **value: object) -> None:
+    (folder / "failures").mkdir(exist_ok=True)
+    (folder / "failures" / f"{name}.json").write_text(json.dumps(value))
+
+
+def test_a_killed_process_comes_before_the_peers_that_lost_it(tmp_path):
+    record(tmp_path, "rank-0", rank=0, host="x01", time=5.0, error="RuntimeError: Connection closed by peer")
+    record(tmp_path, "killed-3", rank=3, host="x02", time=5.4, error="the worker was ended by SIGKILL", signal=9)
+    record(tmp_path, "launcher-x03", rank=None, host="x03", time=9.0, error="torchrun was ended by SIGKILL", signal=9)
+    assert first_failure(tmp_path) == "rank 3 on x02: the worker was ended by SIGKILL"
+
+
+def test_a_stop_by_signal_after_a_failure_is_a_failure_with_a_checkpoint():
+    verdict = conclude(marker("signal"), 0, "x03: torchrun was ended by SIGKILL", ())
+    assert (verdict.reason, verdict.exit_status, verdict.checkpoint_step) == (
+        "error",
+        1,
+        marker("signal").checkpoint_step,
+    )
+    assert verdict.message == "x03: torchrun was ended by SIGKILL"
+    killed = "srun: error: x02: task 1: Killed"
+    assert conclude(marker("signal"), 137, None, (killed,)).message == killed
+    # What a plain stop leaves behind is none of it, nor is what fails after the end.
+    assert conclude(marker("signal"), 1, None, ("srun: error: x02: task 1: Exited with exit code 1",)).exit_status == 0
+    assert conclude(marker("finished"), 137, "x03: torchrun was ended by SIGKILL", (killed,)).exit_status == 0
+
+
+def node_agent(tmp_path: Path, torchrun: str, prelude: str = "") -> subprocess.Popen[str]:
+    """A real node agent around a stand-in for torchrun (a Python program)."""
+    script = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from tr11ops.agent import node
+        {prelude}
+        node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", {torchrun!r}])
+        sys.exit(node.run(node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, 1, 2, 4, "127.0.0.1", 1)))
+    """)
+    environment = {**os.environ, "TR11_NODE_NAME": "x02"}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+
+
+def test_a_trainer_that_stays_after_its_end_marker_is_ended(tmp_path):
+    (tmp_path / "end.json").write_text(json.dumps({**vars(marker("finished")), "launch": 1}))
+    child = node_agent(
+        tmp_path,
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); print(os.getpid()); time.sleep(600)",
+        "node.QUIT_SECONDS = 0.5",
+    )
+    shown, _ = child.communicate(timeout=60)
+    assert child.returncode == 0  # the work is done: what hangs after it is no failure
+    assert "its processes stay: ending them" in shown
+    pids = [int(line) for line in shown.splitlines() if line.isdigit()]
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_worker_that_was_killed_is_named_by_rank_and_host(tmp_path):
+    line = "E1 10:00 api.py:1003] failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python"
+    assert node_agent(tmp_path, f"print({line!r}); raise SystemExit(1)").wait(timeout=60) == 1
+    assert first_failure(tmp_path) == "rank 6 on x02: the worker was ended by SIGKILL"
+
+
+def test_a_killed_torchrun_is_recorded(tmp_path):
+    assert node_agent(tmp_path, "import os; os.kill(os.getpid(), 9)").wait(timeout=60) == 137
+    assert first_failure(tmp_path) == "x02: torchrun was ended by SIGKILL"
+
+
+def test_usr1_to_the_whole_step_leaves_torchrun_alone(tmp_path):
+    child = node_agent(tmp_path, "import os; os.kill(os.getpid(), 10); print('alive')")
+    assert "alive" in child.communicate(timeout=60)[0]
+    assert child.returncode == 0
+
+
+def test_no_place_for_a_stop_request_becomes_a_signal_to_the_workers(tmp_path):
+    worker = (
+        "import signal, sys, time; signal.signal(10, lambda *_: sys.exit(0)); print('up'); time.sleep(60); sys.exit(5)"
+    )
+    child = node_agent(
+        tmp_path,
+        f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-u', '-c', {worker!r}]))",
+        "def full(path, who): raise OSError(28, 'No space left on device')\n        node.request_stop = full",
+    )
+    assert child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGUSR1)
+    assert "No space left" in child.communicate(timeout=60)[0]
+    assert child.returncode == 0
+
+
+def test_an_agent_without_its_controller_ends_the_workers(tmp_path):
+    child = node_agent(
+        tmp_path, "import time; print('up'); time.sleep(600)",
+        'import os; os.environ["TR11_CONTROLLER_PID"] = "1"',
+    )  # fmt: skip
+    child.communicate(timeout=60)
+    assert child.returncode == 1

@@ -89,7 +89,7 @@ def test_it_says_what_will_stop(bench: LocalBench) -> None:
     bench.launch("--array", "1-3")
     answer = bench.tr11("kill", "--run", str(bench.card), "--yes", "--json")  # where it was launched, unasked
     assert answer.json["queued_tasks"] == 3 and answer.json["running"] == []
-    assert "queued:     3 task(s) of 2_[1-3%1]" in answer.err
+    assert "queued:     3 tasks of 2_[1-3%1]" in answer.err
 
 
 def test_wait_reports_the_checkpoint(bench: LocalBench) -> None:

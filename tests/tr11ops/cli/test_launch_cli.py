@@ -24,7 +24,7 @@ DRY_RUN = """\
       ok  nodes: 2 of 2 usable (0 spare, 0 excluded)
       ok  directory: DIR/run: SPACE free, a checkpoint takes 414 kB
       ok  kill switch: not set
-      ok  data: 1 indexed dataset(s), 3 documents, 15 tokens
+      ok  data: 1 indexed dataset(s), 3 documents, 1,500 tokens
       ok  tokenizer: 100 tokens in 128 rows
       ok  queue: nothing of this run is queued or running
       ok  checkpoints: none: the training starts from random weights
@@ -33,8 +33,8 @@ DRY_RUN = """\
            run  small/main
      directory  DIR/run
      scheduler  local
-           job  array 1-3%1: 3 task(s), one after another
-       workers  2 nodes x 1 workers
+           job  array 1-3%1: 3 tasks, one after another
+       workers  2 nodes x 1 worker
     time limit  00:10:00, the trainer leaves after 1 min
    kill switch  DIR/run/kill-switch
         output  DIR/run/state/submissions/TAG/%x-%A_%a.out

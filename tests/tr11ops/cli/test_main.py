@@ -126,6 +126,18 @@ def test_ages(seconds: float, text: str) -> None:
     assert age(seconds) == text
 
 
+def test_a_group_without_a_command_shows_its_help_alone() -> None:
+    done = fresh(TYPED, "data")
+    assert done.returncode == main.EXIT_USAGE and "preprocess" in done.stdout + done.stderr
+    assert "tr11: " not in done.stderr
+    assert "(see tr11 data inspect --help)" in fresh(TYPED, "data", "inspect").stderr
+
+
+def test_a_closed_output_is_no_error() -> None:
+    done = fresh("import sys; sys.stdout = None; from tr11ops.cli.main import run; run(['--help'])")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 # ----------------------------------------------------------------------------- anything may be typed
 TYPED_WORDS = """
 --run --array --set --exclude --nodes --after --json --dry-run --yes --release --wait --lines -n --rank --node --job

@@ -343,6 +343,24 @@ def test_a_refused_submission_is_told() -> None:
     assert "the scheduler never said whether it took submission t" in finding.evidence
 
 
+@pytest.mark.parametrize(
+    ("array", "scheduler", "reason", "typed"),
+    [
+        ("1-3%1", "slurm", "exit-duration", "tr11 launch --array 1-3"),
+        (None, "slurm", "exit-duration", "tr11 launch"),
+        ("1-3%1", "local", "kill-switch", "tr11 launch --array 1-3 --scheduler local"),
+        ("1-3%1", "slurm", "refused", "tr11 logs"),
+        ("1-3%1", "slurm", "error", "tr11 logs"),
+    ],
+)
+def test_a_run_that_is_down_is_launched_as_before_or_looked_into(
+    array: str | None, scheduler: str, reason: str, typed: str
+) -> None:
+    last = Submission("t", "1000", scheduler, NOW, "ana", "h", "r", "main", array, 48, "hash")
+    (finding,) = found(idle(submissions=(last,), attempts=(ended("1007", DAY, reason),)), "down")
+    assert finding.fix == typed
+
+
 FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.contract import FileEntry, Manifest, checkpoint_name, file_digest, write_atomically
 
 
-def write_dataset(prefix: Path, lengths: tuple[int, ...] = (5, 7, 3), code: int = 8, item: int = 2) -> None:
+def write_dataset(prefix: Path, lengths: tuple[int, ...] = (500, 700, 300), code: int = 8, item: int = 2) -> None:
     """An indexed dataset of one document per sequence, in the format of the original."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     offsets = [sum(lengths[:index]) * item for index in range(len(lengths))]
@@ -38,7 +38,7 @@ def write_checkpoint(folder: Path, step: int, model: dict[str, Any] | None = Non
     entry = FileEntry("weights/part.bin", 64, file_digest(data))
     facts = {"model.layers": 2, "model.hidden_size": 32} if model is None else model
     topology = {"tensor": 1, "pipeline": 1, "data": 1}
-    Manifest(step, step * 8, step * 128, (entry,), topology, facts, "hash", 1.0).write(place)
+    Manifest(step, step, step * 16, (entry,), topology, facts, "hash", 1.0).write(place)
     if latest:
         write_atomically(folder / "latest", checkpoint_name(step))
     return place

@@ -107,7 +107,7 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
      "slurm.gpus_per_node: 8 GPUs a node are needed, n1, n2, n3, n4 have fewer"),
     ({"foreground": Unknown("stale handle")}, [], 3, "queue: earlier attempts could not be read (stale handle)"),
     ({"foreground": ("tr11 train, process 7 on here",)}, [], 1, "already running: tr11 train, process 7 on here"),
-    ({"elsewhere": ("job 9 (slurm, PENDING)",)}, [], 1, "already running: job 9 (slurm, PENDING); stop it first"),
+    ({"elsewhere": ("job 9 (slurm, PENDING)",)}, [], 1, "already queued or running: job 9 (slurm, PENDING); stop"),
 ]  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def file_for_directory(bench: Bench) -> None:
 FILES: list[tuple[Callable[[Bench], object], int, str]] = [
     (lambda bench: (bench.folder / "data/corpus.idx").unlink(), 1, "data/corpus.idx does not exist; correct the path"),
     (lambda bench: cut(bench.folder / "data/corpus.idx"), 1, "its header needs 102 (it was cut off)"),
-    (lambda bench: cut(bench.folder / "data/corpus.bin"), 1, "its index needs 30 (it was cut off)"),
+    (lambda bench: cut(bench.folder / "data/corpus.bin"), 1, "its index needs 3000 (it was cut off)"),
     (lambda bench: (bench.folder / "data/tokenizer/tokenizer.json").unlink(), 1, "tokenizer.path: "),
     (lambda bench: (bench.folder / "data/tokenizer/tokenizer.json").write_text("{}"), 1, "is not a tokenizer"),
     (lambda bench: setattr(bench, "overrides", ["tokenizer.padded_vocabulary_size=64"]), 2,
@@ -324,6 +324,26 @@ def test_a_checkpoint_of_another_model_names_the_key(bench: Bench, key: str, val
     write_checkpoint(checkpoints(bench), 10, {**MODEL, key: value})
     assert bench.faults()[0].startswith(f"refused: {key}: ") and f"set it to {value!r}" in bench.faults()[0]
     assert bench.code() == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (["model.sequence_length=1500"], 2, "data/corpus has 1,500 tokens, one sample takes 1,501"),
+        (["model.sequence_length=1490"], 0, "949,50,1 leaves training about 1,423 tokens of "),
+        (["model.sequence_length=100", "evaluation.iterations=1"], 0, "949,50,1 leaves validation about 75 tokens of "),
+    ],
+)
+def test_data_that_hold_less_than_one_sample(bench: Bench, overrides: list[str], code: int, words: str) -> None:
+    bench.overrides = overrides
+    assert any(words in fault for fault in bench.faults()), bench.faults()
+    assert bench.code() == code
+
+
+def test_a_training_with_nothing_left_is_a_warning(bench: Bench) -> None:
+    write_checkpoint(checkpoints(bench), 64, MODEL)
+    assert bench.faults()[0].startswith("warning: batch.train_samples: global_step64 has consumed 64 samples of 64: ")
+    assert bench.code() == 0
 
 
 def test_several_faults_are_told_at_once(bench: Bench) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.trainer.spawn import fork_server
-from tests.trainer.spawn import run_ranks
+from tests.trainer.spawn import fork_server, run_ranks
 
 DEADLINE = 180.0
 
