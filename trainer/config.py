@@ -289,7 +289,11 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
         return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
     if entry["type"] == "model_type":
         return Problem(key, entry["input"], "must be a table", f"write [{key}] and its keys below it")
+    if entry["type"] == "too_short":
+        return Problem(key, entry["input"], f"needs at least {context['min_length']} entry", "add what is missing")
     rule = entry["msg"][0].lower() + entry["msg"][1:]
+    if entry["type"] == "string_pattern_mismatch":
+        rule = f"must look like {context['pattern']} (a regular expression)"
     fix = "change it in the card or with --set " + key + "=VALUE"
     return Problem(key, entry["input"], rule, fix)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST_SCHEMA = 1
+DIGEST_ALGORITHM = "sha256"
 LATEST_FILE = "latest"
 MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
@@ -375,6 +376,7 @@ class Manifest:
     created: float
     versions: Mapping[str, str] = field(default_factory=dict)
     job_id: str = ""
+    digest_algorithm: str = DIGEST_ALGORITHM
     schema: int = MANIFEST_SCHEMA
 
     @property
@@ -400,6 +402,10 @@ class Manifest:
         if value.get("schema", 0) > MANIFEST_SCHEMA:
             raise ValueError(f"{folder} was written by a newer tr11 (manifest schema {value['schema']})")
         try:
+            if value["digest_algorithm"] != DIGEST_ALGORITHM:
+                raise ValueError(
+                    f"{folder} has {value['digest_algorithm']} digests, this tr11 reads {DIGEST_ALGORITHM}"
+                )
             entries = tuple(FileEntry(**entry) for entry in value.pop("files"))
             return cls(files=entries, **value)
         except (KeyError, TypeError) as error:

@@ -20,7 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, signal_children
+from tr11ops.agent.processes import (
+    CONTROLLER_VARIABLE,
+    adopt_orphans,
+    die_with_parent,
+    end_descendants,
+    signal_children,
+)
 from tr11ops.agent.verdict import trainer_is_done
 from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
 from trainer.lifecycle import request_stop
@@ -49,7 +55,7 @@ class NodeTask:
     def command(self) -> list[str]:
         """torchrun with a static rendezvous: the node list is known, so nothing has to be negotiated."""
         return [
-            sys.executable, "-u", "-m", "torch.distributed.run",
+            sys.executable, "-u", "-m", "trainer.launcher",
             f"--nnodes={self.node_count}", f"--node-rank={self.node_rank}", f"--nproc-per-node={self.workers}",
             f"--master-addr={self.master_address}", f"--master-port={self.master_port}",
             "--max-restarts=0", "--tee=3", f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
@@ -82,7 +88,7 @@ def run(task: NodeTask) -> int:
     (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True,
-        preexec_fn=_ignore_early_signal,  # noqa: PLW1509  no thread runs yet
+        preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs yet
     )  # fmt: skip
     assert process.stdout is not None
     pump = threading.Thread(target=_pass_on, args=(process.stdout, task), daemon=True)
@@ -106,12 +112,14 @@ def run(task: NodeTask) -> int:
     return status
 
 
-def _ignore_early_signal() -> None:
+def _prepare_torchrun() -> None:
     """In the child, before torchrun: USR1 asks the trainer to save, and would end torchrun, which does not handle it.
 
-    Workers take it over when they install their own; until then the stop request stands for it.
+    Workers take it over when they install their own; until then the stop request stands for it. And when this agent is
+    killed, torchrun ends its workers: not every Slurm finds processes that were left in a session of their own.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    die_with_parent(signal.SIGTERM)
 
 
 def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Event, parent: int) -> int:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import psutil
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 CONTROLLER_VARIABLE = "TR11_CONTROLLER_PID"  # a node agent whose batch controller is gone ends its workers
 
@@ -22,6 +23,12 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (OSError, AttributeError):
         return
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, however that dies. Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def signal_children(pid: int, number: int) -> None:

@@ -143,6 +143,7 @@ def find_resumable(
     if not steps:
         _check_first_start(folder, expect_resume)
         return None
+    first_fault = ""
     for step in _preferred(steps, latest):
         faults = _faults(folder, step, faults_of)
         if not faults:
@@ -151,10 +152,11 @@ def find_resumable(
             return step
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         report(f"{checkpoint_name(step)} is not usable: {faults[0]}{more}")
+        first_fault = first_fault or f"{checkpoint_name(step)}: {faults[0]}"
     listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
     raise CheckpointError(
-        f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is complete; restore one from a backup, "
-        "or move them away to start from random weights"
+        f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is complete "
+        f"({first_fault}); restore one from a backup, or move them away to start from random weights"
     )
 
 

@@ -287,10 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(shown + "\n")
         sys.stdout.flush()
     except UsageError as error:
-        say(f"error: {error}")
+        say(f"tr11 data: {error}")
         return EXIT_USAGE
     except DataError as error:
-        say(f"error: {error}")
+        say(f"tr11 data: {error}")
         return EXIT_NEEDS_PERSON
     except KeyboardInterrupt:
         say("stopped; nothing was left half-written")

@@ -259,3 +259,13 @@ def test_an_agent_without_its_controller_ends_the_workers(tmp_path):
     )  # fmt: skip
     child.communicate(timeout=60)
     assert child.returncode == 1
+
+
+def test_torchrun_does_not_outlive_a_killed_agent(tmp_path):
+    child = node_agent(tmp_path, "import os, time; print(os.getpid()); time.sleep(600)")
+    pid = int(child.stdout.readline())
+    child.kill()
+    child.wait()
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    child.stdout.close()

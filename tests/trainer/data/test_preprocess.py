@@ -220,5 +220,5 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
+    assert "tr11 data: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
     assert visible(tmp_path / "out") == []
