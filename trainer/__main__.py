@@ -6,6 +6,8 @@ should (see the end marker), 1 it failed, 2 it refused its input.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -30,9 +32,19 @@ def main(arguments: list[str]) -> None:
         print(error, file=sys.stderr, flush=True)
         sys.exit(2)
 
+    if "RANK" not in os.environ:
+        os.environ.update(_alone())
     from trainer.loop import run
 
     run(config, Path(arguments[0]), flag, start_time)
+
+
+def _alone() -> dict[str, str]:
+    """What a launcher sets, for a training of this one process."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 if __name__ == "__main__":
