@@ -29,7 +29,7 @@ from tr11ops.agent.processes import (
 )
 from tr11ops.agent.verdict import trainer_is_done
 from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
-from trainer.lifecycle import request_stop
+from trainer.lifecycle import STOP_SIGNALS, request_stop
 
 QUIT_SECONDS = 60.0  # a trainer that wrote its end marker must be gone within this time
 CONTROLLER_GONE = 1
@@ -83,7 +83,7 @@ def run(task: NodeTask) -> int:
     def stop(_number: int, _frame: FrameType | None) -> None:
         asked.set()
 
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, stop)
     (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
@@ -157,6 +157,8 @@ def _ask(process: subprocess.Popen[bytes], task: NodeTask) -> None:
 
 def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what: str) -> None:
     """Keep what a killed process cannot say itself; its peers' own words are of the connection that it took along."""
+    if number in STOP_SIGNALS:
+        return  # told to go before it could listen: by a cancellation, not by a fault
     error = f"{what} was ended by {signal.Signals(number).name}"
     value = {"rank": rank, "host": host_name(), "time": time.time(), "launch": task.launch, "error": error}
     try:
