@@ -59,7 +59,8 @@ def batch_options(request: BatchRequest, hint: str | None = None) -> list[str]:
         ("exclude", ",".join(request.exclude) or None),
         ("comment", request.comment or None),
     ]
-    return [f"--{name}={_quoted(str(value))}" for name, value in values if value is not None]
+    # After a node's death the next array task starts in a second or two; a requeued one waits two minutes.
+    return [*(f"--{name}={_quoted(str(value))}" for name, value in values if value is not None), "--no-requeue"]
 
 
 def _quoted(text: str) -> str:

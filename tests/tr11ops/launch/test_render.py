@@ -165,7 +165,7 @@ def test_options_say_everything_that_the_request_says(tmp_path: Path) -> None:
         "--job-name=run", "--partition=gpu_p5", "--account=six@a100", "--constraint=a100", "--reservation=hug",
         "--qos=qos_gpu-gc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=64", "--hint=nomultithread",
         "--gres=gpu:8", "--time=100:00:00", "--signal=B:USR1@600", f"--chdir={tmp_path}", "--output=%x-%j.out",
-        "--array=1-10%1", "--dependency=afterany:12", "--exclude=n1,n2", "--comment=tr11:x@y",
+        "--array=1-10%1", "--dependency=afterany:12", "--exclude=n1,n2", "--comment=tr11:x@y", "--no-requeue",
     ]  # fmt: skip
 
 
