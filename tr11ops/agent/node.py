@@ -25,9 +25,10 @@ from tr11ops.agent.processes import (
     adopt_orphans,
     die_with_parent,
     end_descendants,
+    exit_status,
     signal_children,
 )
-from tr11ops.agent.verdict import trainer_is_done
+from tr11ops.agent.verdict import Death, trainer_is_done
 from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
 from trainer.lifecycle import STOP_SIGNALS, request_stop
 
@@ -129,7 +130,7 @@ def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Eve
             status = process.wait(timeout=0.2)
             if status < 0 and not trainer_is_done(task.attempt, task.launch):
                 _record_death(task, "launcher", None, -status, "torchrun")
-            return status if status >= 0 else 128 - status
+            return exit_status(status)
         except subprocess.TimeoutExpired:
             pass
         if os.getppid() != parent:
@@ -159,12 +160,11 @@ def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what
     """Keep what a killed process cannot say itself; its peers' own words are of the connection that it took along."""
     if number in STOP_SIGNALS:
         return  # told to go before it could listen: by a cancellation, not by a fault
-    error = f"{what} was ended by {signal.Signals(number).name}"
-    value = {"rank": rank, "host": host_name(), "time": time.time(), "launch": task.launch, "error": error}
+    death = Death(what, host_name(), number, task.launch, rank)
     try:
-        write_json(task.attempt / "failures" / f"{name}-{host_name()}.json", {**value, "signal": number})
+        death.write(task.attempt, name)
     except OSError as problem:
-        print(f"tr11: {host_name()}: {error} (not recorded: {problem})", flush=True)
+        print(f"tr11: {death.host}: {death} (not recorded: {problem})", flush=True)
 
 
 def _pass_on(stream: IO[bytes], task: NodeTask) -> None:

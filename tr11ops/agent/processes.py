@@ -31,6 +31,11 @@ def die_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def exit_status(code: int) -> int:
+    """A child's return code as a shell gives it: 128 + n when signal n ended it."""
+    return code if code >= 0 else 128 - code
+
+
 def signal_children(pid: int, number: int) -> None:
     """Send a signal to the direct children of a process."""
     with suppress(psutil.Error):

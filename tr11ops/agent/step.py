@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
-from tr11ops.agent.verdict import trainer_is_done
-from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
+from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
+from tr11ops.agent.verdict import Death, trainer_is_done
+from trainer.contract import STOP_REQUEST_FILE, host_name
 from trainer.lifecycle import request_stop
 
 PEER_GRACE_SECONDS = 30.0  # how long the other nodes may go on after one node's agent failed
@@ -118,9 +118,12 @@ def run_launch(
     A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once.
     """
     adopt_orphans()
+    hosts: tuple[str, ...]
     if allocation.kind == "slurm":
+        kept, hosts = "srun", (host_name(),)
         children = [_start(srun_command(launch), dict(environment))]
     else:
+        kept, hosts = "the node agent", launch.nodes
         mine = {CONTROLLER_VARIABLE: str(os.getpid())}
         children = [
             _start(launch.node_command, {**environment, **mine, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
@@ -130,7 +133,7 @@ def run_launch(
     for pump in pumps:
         pump.start()
     try:
-        statuses = _wait_all(children, launch, tee, stop)
+        statuses = _wait_all(children, launch, tee, stop, lambda: _record_killed(children, hosts, kept, launch))
     finally:
         if allocation.kind != "slurm":
             end_descendants(grace_seconds=5.0)
@@ -139,17 +142,13 @@ def run_launch(
     return max(statuses)
 
 
-def _record_killed(children: list[subprocess.Popen[bytes]], launch: Launch) -> None:
-    """Keep the death of children that were killed and could not record it themselves."""
-    on_slurm = len(children) != len(launch.nodes) or children[0].args == srun_command(launch)
-    for node, child in zip((host_name(),) if on_slurm else launch.nodes, children, strict=True):
+def _record_killed(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: Launch) -> None:
+    """Keep the death of children (`what` they are, one for each of `hosts`) that could not record it themselves."""
+    for host, child in zip(hosts, children, strict=True):
         code = child.poll()
-        if code is None or code >= 0:
-            continue
-        error = f"{'srun' if on_slurm else 'the node agent'} was ended by {signal.Signals(-code).name}"
-        value = {"rank": None, "host": node, "time": time.time(), "launch": launch.number, "error": error}
-        with suppress(OSError):  # the log says it too
-            write_json(launch.attempt / "failures" / f"agent-{node}.json", {**value, "signal": -code})
+        if code is not None and code < 0:
+            with suppress(OSError):  # the log says it too
+                Death(what, host, -code, launch.number).write(launch.attempt, "agent")
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -159,7 +158,13 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     )
 
 
-def _wait_all(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, stop: StopFlag) -> list[int]:
+def _wait_all(
+    children: list[subprocess.Popen[bytes]],
+    launch: Launch,
+    tee: LineTee,
+    stop: StopFlag,
+    record_killed: Callable[[], None],
+) -> list[int]:
     asked = 0
     failed_since: float | None = None
     ending = False
@@ -179,14 +184,14 @@ def _wait_all(children: list[subprocess.Popen[bytes]], launch: Launch, tee: Line
         if failed_since is None and any(code not in (None, 0) for code in codes):
             failed_since = time.monotonic()
             if not ending:
-                _record_killed(children, launch)
+                record_killed()
         if failed_since is not None and not ending and time.monotonic() - failed_since > _patience(launch, codes):
             ending = True
             tee.line("tr11: a node failed and the others did not follow: ending them")
             end_descendants(grace_seconds=5.0)
     if failed_since is None:  # the last one, a moment ago
-        _record_killed(children, launch)
-    return [_status(child.wait()) for child in children]
+        record_killed()
+    return [exit_status(child.wait()) for child in children]
 
 
 def _patience(launch: Launch, codes: list[int | None]) -> float:
@@ -204,7 +209,3 @@ def _ask(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, 
         tee.line(f"tr11: no stop request can be written, signalling the node agents: {error}")
         for child in children:  # srun passes USR1 on to each agent
             child.send_signal(signal.SIGUSR1)
-
-
-def _status(code: int) -> int:
-    return code if code >= 0 else 128 - code

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract import END_MARKER_FILE, EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, EndMarker
+from trainer.contract import END_MARKER_FILE, EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, EndMarker, write_json
 
 _KILLED_TASK = re.compile(r"^srun: error: .*: tasks? [\d,-]+: Killed")  # a person, or the kernel for want of memory
 
@@ -51,6 +53,25 @@ def trainer_is_done(attempt: Path, launch: int) -> bool:
     except (ValueError, OSError):
         return False
     return marker is not None and marker.launch == launch
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a worker, else None."""
+
+    what: str
+    host: str
+    number: int
+    launch: int
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what} was ended by {signal.Signals(self.number).name}"
+
+    def write(self, attempt: Path, name: str) -> None:
+        """Keep it as `failures/NAME-HOST.json`, for `first_failure`. Raises OSError when it cannot be written."""
+        value = {"rank": self.rank, "host": self.host, "time": time.time(), "launch": self.launch, "error": str(self)}
+        write_json(attempt / "failures" / f"{name}-{self.host}.json", {**value, "signal": self.number})
 
 
 def first_failure(attempt: Path) -> str | None:

@@ -129,10 +129,6 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
     return tuple(found.values())
 
 
-def _names_a_node(environment: Iterable[bytes]) -> bool:
-    return any(entry.startswith(b"SLURMD_NODENAME=") for entry in environment)
-
-
 def _command_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
