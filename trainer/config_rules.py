@@ -6,6 +6,13 @@ import re
 from typing import Any
 
 from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, TrainerConfig
+from trainer.config_data_rules import (
+    checkpoint_problems,
+    data_problems,
+    debug_problems,
+    precision_problems,
+    tokenizer_problems,
+)
 
 
 def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
@@ -16,7 +23,7 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
         problems.append(Problem(key, value, rule, fix))
 
     model, batch, parallel = config.model, config.batch, config.parallel
-    if model.hidden_size % model.attention_heads:
+    if model.kv_channels is None and model.hidden_size % model.attention_heads:
         near = _multiples(model.hidden_size, model.attention_heads)
         refuse(
             "model.hidden_size",
@@ -47,34 +54,50 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
             f"must be divisible by parallel.tensor ({parallel.tensor})",
             f"use {near}",
         )
-    if model.positions < model.sequence_length:
+    if model.position_embedding == "rotary":
+        if model.max_position_embeddings is not None:
+            refuse(
+                "model.max_position_embeddings",
+                model.max_position_embeddings,
+                "has no meaning with rotary positions",
+                "leave it out",
+            )
+        if model.head_size % 2:
+            refuse("model.kv_channels", model.head_size, "must be even with rotary positions", "use an even head size")
+    elif model.positions < model.sequence_length:
         refuse(
             "model.max_position_embeddings",
             model.positions,
             f"must be at least model.sequence_length ({model.sequence_length})",
             "raise it or leave it out",
         )
+    if parallel.sequence_parallel and model.sequence_length % parallel.tensor:
+        refuse(
+            "model.sequence_length",
+            model.sequence_length,
+            f"must be divisible by parallel.tensor ({parallel.tensor}) with parallel.sequence_parallel",
+            f"use {_multiples(model.sequence_length, parallel.tensor)}",
+        )
+    if model.partition_activations and parallel.sequence_parallel:
+        refuse(
+            "model.partition_activations",
+            True,
+            "is already done by parallel.sequence_parallel",
+            "keep one of the two",
+        )
+    if model.partition_activations and not model.activation_checkpointing:
+        refuse(
+            "model.partition_activations", True, "needs model.activation_checkpointing", "switch that on, or this off"
+        )
     problems += _stage_problems(config)
     problems += _world_problems(config, world_size)
     problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
     problems += _schedule_problems(config)
-    if config.data.weights is not None and len(config.data.weights) != len(config.data.prefixes):
-        refuse(
-            "data.weights",
-            config.data.weights,
-            f"needs one entry per data.prefixes ({len(config.data.prefixes)})",
-            "add or remove weights",
-        )
-    if config.data.weights is not None and (
-        min(config.data.weights, default=0) < 0 or not 0 < sum(config.data.weights) < float("inf")
-    ):
-        refuse(
-            "data.weights",
-            config.data.weights,
-            "must not be negative, nor all zero, nor sum to infinity",
-            "give shares such as 0.7 and 0.3",
-        )
-    problems += _split_problems(config)
+    problems += data_problems(config)
+    problems += tokenizer_problems(config)
+    problems += checkpoint_problems(config)
+    problems += precision_problems(config)
+    problems += debug_problems(config)
     return problems
 
 
@@ -224,24 +247,3 @@ def _schedule_problems(config: TrainerConfig) -> list[Problem]:
             )
         )
     return problems
-
-
-def _split_problems(config: TrainerConfig) -> list[Problem]:
-    text = config.data.split
-    rule = "must be three shares such as 949,50,1 (train, validation, test), the first above zero"
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        shares = []
-    if len(shares) != 3 or min(shares) < 0 or not 0 < shares[0] < float("inf") or sum(shares) == float("inf"):
-        return [Problem("data.split", text, rule, "write three numbers with commas")]
-    if config.evaluation.iterations and shares[1] == 0:
-        return [
-            Problem(
-                "data.split",
-                text,
-                "leaves no validation data for [evaluation]",
-                "give the second share a value or set evaluation.iterations = 0",
-            )
-        ]
-    return []

@@ -1,0 +1,127 @@
+"""Sections of the run card that say what is trained, and how its numbers are kept: model, precision, optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config_base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOST_WAYS, Section
+
+DEFAULT_VOCABULARY_MULTIPLE = 128
+
+
+class ParallelSection(Section):
+    """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
+
+    tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
+    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)")
+    partition: str = Field(
+        default="type:transformer|embedding",
+        description="how layers are dealt to stages: type:REGEX, uniform, parameters",
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="cut the activations between tensor-parallel regions along the sequence"
+    )
+
+
+class ModelSection(Section):
+    """[model]: a pre-layer-norm GPT with tied input and output embedding."""
+
+    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
+    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
+    attention_heads: int = Field(
+        gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
+    )
+    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample")
+    kv_channels: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="width of one head; default: hidden_size / attention_heads"
+    )
+    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH, description="default: 4 x hidden_size")
+    activation: Literal["gelu_tanh", "gelu"] = Field(
+        default="gelu_tanh", description="the tanh approximation that BLOOM was trained with, or the exact function"
+    )
+    position_embedding: Literal["alibi", "absolute", "rotary"] = Field(
+        default="alibi",
+        description="linear biases on the attention scores, a learned table, or rotated queries and keys",
+    )
+    max_position_embeddings: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length; not with rotary positions"
+    )
+    rotary_base: float = Field(default=10_000.0, gt=1, description="base of the rotary wave lengths")
+    embedding_layernorm: bool = Field(default=False, description="LayerNorm after the word embedding")
+    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
+    hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
+    init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
+    activation_checkpointing: bool = Field(
+        default=False, description="recompute block activations in the backward pass"
+    )
+    partition_activations: bool = Field(
+        default=False, description="keep what is checkpointed cut over the tensor ranks"
+    )
+    require_fused_attention: bool = Field(
+        default=False, description="refuse to start where attention would need a materialised bias"
+    )
+
+    @property
+    def ffn(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def positions(self) -> int:
+        return self.max_position_embeddings or self.sequence_length
+
+    @property
+    def head_size(self) -> int:
+        return self.kv_channels or self.hidden_size // self.attention_heads
+
+
+class OptimizerSection(Section):
+    """[optimizer]: AdamW with decoupled weight decay."""
+
+    type: Literal["adamw", "adam8bit"] = Field(
+        default="adamw", description="fp32 moments, or moments in 8 bits (the word embedding's stay in 32)"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
+    epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and LayerNorms")
+    clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping")
+
+
+class PrecisionSection(Section):
+    """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32, but for fp16."""
+
+    dtype: Literal["bf16", "fp32", "fp16"] = Field(default="bf16", description="of weights and activations")
+    loss_scale: float | None = Field(default=None, gt=0, description="fp16 only: a fixed scale; default: dynamic")
+    initial_scale_power: int = Field(default=12, ge=0, le=32, description="fp16: the dynamic scale starts at 2^this")
+    loss_scale_window: int = Field(
+        default=500, gt=0, le=MOST_ITERATIONS, description="fp16: good steps before the scale doubles"
+    )
+    hysteresis: int = Field(default=2, gt=0, le=1000, description="fp16: overflows before the scale halves")
+    min_loss_scale: float = Field(default=1.0, gt=0, description="fp16: the scale never falls below")
+
+
+class TokenizerSection(Section):
+    """[tokenizer]: the tokenizer, and the padded size of its vocabulary."""
+
+    type: Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"] = Field(
+        default="huggingface", description="which files describe it"
+    )
+    path: str | None = Field(default=None, description="folder with tokenizer.json (huggingface)")
+    vocabulary_file: str | None = Field(default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)")
+    merges_file: str | None = Field(default=None, description="merges.txt (gpt2_bpe)")
+    vocabulary_size: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="entries; gives the padded size when that is left out"
+    )
+    divisible_by: int | None = Field(
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="the padded size is a multiple of this, and of this x tensor when derived from vocabulary_size; "
+        f"default then: {DEFAULT_VOCABULARY_MULTIPLE}",
+    )
+    padded_vocabulary_size: int = Field(
+        gt=0, le=LARGEST_WIDTH, description="rows of the embedding; may be left out when vocabulary_size is given"
+    )
