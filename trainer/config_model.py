@@ -100,7 +100,7 @@ class PrecisionSection(Section):
         default=500, gt=0, le=MOST_ITERATIONS, description="fp16: good steps before the scale doubles"
     )
     hysteresis: int = Field(default=2, gt=0, le=1000, description="fp16: overflows before the scale halves")
-    min_loss_scale: float = Field(default=1.0, gt=0, description="fp16: the scale never falls below")
+    min_loss_scale: int = Field(default=1, gt=0, le=2**32, description="fp16: the scale never falls below")
 
 
 class TokenizerSection(Section):

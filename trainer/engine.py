@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,11 +30,12 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import deepspeed
     import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
-from trainer.config import TrainerConfig
+from trainer.config import CardError, Problem, TrainerConfig
 from trainer.guard import disagreements
 from trainer.mesh import Mesh
 from trainer.model.gpt import (
@@ -50,10 +51,12 @@ from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
 from trainer.optim.adamw import MOMENTS, build_adamw, materialise, set_steps_done, steps_done
 from trainer.optim.groups import parameter_groups
+from trainer.optim.watch import UpdateWatch
 from trainer.shard import sharding_of
 
 Batch = tuple[Tensor, Tensor]
 BUCKET_ELEMENTS = 1 << 26
+SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,16 @@ class StepResult:
     """One training step. `loss`: mean over the global batch, the same number on every rank.
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
+    `zeros`: zero elements among the clipped gradients, None unless they are counted. `loss_scale`: that of this step,
+    None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
     """
 
     loss: float
     grad_norm: float | None
     skipped: bool
+    zeros: int | None = None
+    loss_scale: float | None = None
+    update_seconds: float = 0.0
 
 
 def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> None:
@@ -92,7 +100,8 @@ class Engine:
         mesh: Mesh,
         pipeline: Any,
         stage: list[tuple[str, nn.Module]],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
+        watch: UpdateWatch | None,
     ):
         self.config = config
         self.mesh = mesh
@@ -100,15 +109,24 @@ class Engine:
         self._pipeline = pipeline
         self._optimizer = optimizer
         self._parameters = list(logical_parameters(stage))
+        self._watch = watch
+        self._length = config.model.sequence_length
+        if watch is not None and optimizer is not None:
+            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else TIED_NAME)
 
     @classmethod
-    def build(cls, config: TrainerConfig, mesh: Mesh) -> Engine:
+    def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
         """Build the stage of this worker with initial weights. The process group must be up (`init_distributed`).
 
-        Raises ValueError when the layers cannot be dealt to the stages.
+        Not `for_training`: weights alone, without gradients, masters and moments; such an engine only evaluates.
+        Raises ValueError when the layers cannot be dealt to the stages, CardError for a dtype this device lacks.
         """
+        if config.precision.dtype == "fp16" and not get_accelerator().is_fp16_supported():
+            rule = f"this device ({mesh.device.type}) does not compute in fp16"
+            raise CardError("run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")])
         head = LanguageModelHead(mesh)
         layers = gpt_layers(config.model, config.tokenizer.padded_vocabulary_size, mesh, head)
+        optimizer, watch = None, None
         with _quiet():
             module = _pipeline_module(config, mesh, layers)
             owned = layers[module._local_start : module._local_stop]
@@ -119,47 +137,122 @@ class Engine:
             initialise_stage(stage, config.run.seed, mesh)
             if mesh.is_last_stage:
                 module.loss_fn = head.loss
-            groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
-            optimizer = build_adamw(groups, config.optimizer, config.schedule.learning_rate)
+            if for_training:
+                groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
+                optimizer = build_adamw(groups, config.optimizer, config.schedule.learning_rate)
+                watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
             pipeline, *_ = deepspeed.initialize(
                 model=module,
                 optimizer=optimizer,
-                config=_deepspeed_config(config, mesh, local_elements),
+                config=_deepspeed_config(config, mesh, local_elements, for_training),
                 dist_init_required=False,
             )
-            materialise(optimizer)
-        return cls(config, mesh, pipeline, stage, optimizer)
+            if optimizer is not None:
+                materialise(optimizer)
+        return cls(config, mesh, pipeline, stage, optimizer, watch)
 
     @property
     def needs_data(self) -> bool:
         """True where batches are read: on the first and the last stage."""
         return self.mesh.is_first_stage or self.mesh.is_last_stage
 
-    def train_step(self, batches: Iterator[Batch], global_batch_size: int, step: int | None = None) -> StepResult:
+    def train_step(
+        self,
+        batches: Iterator[Batch],
+        global_batch_size: int,
+        step: int | None = None,
+        sequence_length: int | None = None,
+    ) -> StepResult:
         """Train on the next `global_batch_size` samples; `batches` yields this replica's (tokens, labels) micro
         batches.
 
         `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that
         a resumed run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
+        `sequence_length` cuts every sample to its beginning (curriculum); all ranks must say the same.
         """
         engine = self._pipeline
         if engine.train_batch_size() != global_batch_size:
             engine.set_train_batch_size(global_batch_size)
+        length = sequence_length or self.config.model.sequence_length
+        self._expect_length(length)
+        if length != self.config.model.sequence_length:
+            batches = _cut(batches, length)
         seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
-        skipped_before = engine.skipped_steps
+        skipped_before, scale = engine.skipped_steps, self.loss_scale
+        watch = self._trained[1]
+        watch.begin()
         loss = engine.train_batch(data_iter=batches)
         self.steps += 1
         norm = engine.get_global_grad_norm()
-        return StepResult(float(loss), None if norm is None else float(norm), engine.skipped_steps > skipped_before)
+        return StepResult(
+            float(loss),
+            None if norm is None else float(norm),
+            engine.skipped_steps > skipped_before,
+            watch.zeros(),
+            scale,
+            watch.seconds,
+        )
 
     def evaluate(self, batches: Iterator[Batch], micro_batches: int) -> float:
-        """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank."""
+        """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank.
+
+        Always at the full sequence length.
+        """
+        self._expect_length(self.config.model.sequence_length)
         return float(self._pipeline.eval_batch(batches, num_micro_batches=micro_batches))
+
+    def evaluate_each(self, batches: Iterator[Batch], micro_batches: int) -> list[float]:
+        """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
+        self._expect_length(self.config.model.sequence_length)
+        found = self._pipeline.eval_batch(
+            batches, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
+        )
+        losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
+        if self.mesh.is_last_stage:
+            losses += torch.stack([loss.detach().double().reshape(()) for loss in found])
+        if self.mesh.pipeline_group is not None:
+            dist.broadcast(losses, self.mesh.pipeline_ranks[-1], group=self.mesh.pipeline_group)
+        return [float(loss) for loss in losses]
+
+    @property
+    def _trained(self) -> tuple[torch.optim.Optimizer, UpdateWatch]:
+        """Optimizer and watch. Raises RuntimeError when this engine was built to evaluate."""
+        if self._optimizer is None or self._watch is None:
+            raise RuntimeError("this engine was built for evaluation only")
+        return self._optimizer, self._watch
+
+    def _expect_length(self, length: int) -> None:
+        """Let the stages agree anew on the shape of what they send, when it is about to change."""
+        if length != self._length:
+            self._pipeline.reset_activation_shape()
+            self._length = length
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None unless the dtype is fp16."""
+        return float(self._pipeline.optimizer.loss_scale) if self.config.precision.dtype == "fp16" else None
+
+    def scaler_state(self) -> dict[str, float]:
+        """What a resumed run must know of the dynamic loss scale; empty when there is none."""
+        scaler = getattr(self._pipeline.optimizer, "loss_scaler", None)
+        if self.config.precision.dtype != "fp16" or scaler is None or not scaler.dynamic:
+            return {}
+        return {name: getattr(scaler, name) for name in SCALER_FIELDS}
+
+    def restore_scaler(self, state: Mapping[str, float]) -> None:
+        """Go on with a dynamic loss scale as `scaler_state` gave it."""
+        for name in SCALER_FIELDS if self.scaler_state() else ():
+            if name in state:
+                setattr(self._pipeline.optimizer.loss_scaler, name, state[name])
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """This stage's parameters under their logical names, in the order of the model."""
+        return list(self._parameters)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of all parameters for the next step."""
-        for group in self._optimizer.param_groups:
+        for group in self._trained[0].param_groups:
             group["lr"] = learning_rate
 
     def params_norm(self) -> float:
@@ -183,7 +276,7 @@ class Engine:
             is_owner = not self._is_tied_copy(name)
             weights.append(LocalTensor(name, whole, offsets, parameter.data, is_owner))
             mapping: Any = getattr(parameter, "_hp_mapping", None)
-            if mapping is None:  # no element of it lies in this rank's partition
+            if mapping is None or self._optimizer is None:  # no element of it lies in this rank's partition
                 continue
             partition = self._optimizer.param_groups[mapping.param_group_index]["params"][0]
             where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
@@ -193,14 +286,15 @@ class Engine:
             }
             views = {kind: tensor.narrow(0, where.start, where.numel) for kind, tensor in stored.items()}
             fragments.append(Fragment(name, whole, local, offsets, address.start, address.numel, views, is_owner))
-        return ShardedState(weights, fragments, steps_done(self._optimizer))
+        return ShardedState(weights, fragments, 0 if self._optimizer is None else steps_done(self._optimizer))
 
     def finish_load(self, state: ShardedState) -> None:
         """Make a state that was filled in place current: counters, then model weights from the fp32 masters."""
-        set_steps_done(self._optimizer, state.optimizer_step)
         self.steps = state.optimizer_step
         with torch.no_grad():
-            self._pipeline.optimizer.update_lp_params()
+            if self._optimizer is not None:
+                set_steps_done(self._optimizer, state.optimizer_step)
+                self._pipeline.optimizer.update_lp_params()
             self._pipeline.module._synchronize_tied_weights()
 
     def disagreeing_parameters(self) -> list[str]:
@@ -244,7 +338,7 @@ def _module_of(module: PipelineModule, function: Any) -> nn.Module:
     return function if isinstance(function, nn.Module) else module.tied_modules[TIED_KEY]
 
 
-def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int) -> dict[str, Any]:
+def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int, for_training: bool) -> dict[str, Any]:
     """ZeRO-1 always: without it fp32 pipelines count the tied weight twice when clipping."""
     batch = config.batch
     first = batch.ramp.start if batch.ramp else batch.global_batch_size
@@ -261,10 +355,29 @@ def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int) ->
         },
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
-    if config.precision.dtype == "bf16":
+    precision = config.precision
+    if precision.dtype == "bf16":
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if not for_training:
+        settings["zero_optimization"] = {"stage": 0}  # there is nothing to shard
+        settings.pop("data_types", None)
+    if precision.dtype == "fp16":
+        settings["fp16"] = {
+            "enabled": True,
+            "loss_scale": precision.loss_scale or 0,  # 0 is the library's word for dynamic
+            "initial_scale_power": precision.initial_scale_power,
+            "loss_scale_window": precision.loss_scale_window,
+            "hysteresis": precision.hysteresis,
+            "min_loss_scale": precision.min_loss_scale,
+        }
     return settings
+
+
+def _cut(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
+    """The beginnings of all samples: tokens and labels [micro_batch_size, length]."""
+    for tokens, labels in batches:
+        yield tokens[:, :length].contiguous(), labels[:, :length].contiguous()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,84 @@
+"""What can be seen only at the moment of the update: the time it takes, and the zeros among its gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainer.mesh import Mesh
+from trainer.shard import sharding_of
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Elements [start, start + numel) of a flat partition: one parameter's share."""
+
+    start: int
+    numel: int
+
+
+class UpdateWatch:
+    """Looks at every update of the optimizer that ZeRO-1 drives. Install it once, `begin` before each step.
+
+    Every logical element is counted once: a tied copy is left out, and of what all tensor ranks hold alike only the
+    first rank's share counts. Padding of the partitions is not counted.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, mesh: Mesh, count_zeros: bool):
+        self._mesh = mesh
+        self._count_zeros = count_zeros
+        self._runs: dict[int, list[_Run]] = {}
+        self._zeros = torch.zeros((), dtype=torch.int64, device=mesh.device)
+        self._began = 0.0
+        self._seconds = 0.0
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def locate(
+        self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], tied_copy: str | None
+    ) -> None:
+        """Note where each parameter lies in the flat partitions; after ZeRO has cut them."""
+        for name, parameter in named:
+            mapping: Any = getattr(parameter, "_hp_mapping", None)
+            replicated = sharding_of(parameter).dim is None
+            if mapping is None or name == tied_copy or (replicated and self._mesh.tensor_rank != 0):
+                continue
+            where = mapping.hp_fragment_address
+            partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
+            self._runs.setdefault(id(partition), []).append(_Run(where.start, where.numel))
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self._zeros.zero_()
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time in the optimizer's own update during this step, on this rank (launch time only, on a GPU)."""
+        return self._seconds
+
+    def zeros(self) -> int | None:
+        """Zero elements among all gradients of this step; None when they are not counted. Collective."""
+        if not self._count_zeros:
+            return None
+        total = self._zeros.clone()
+        if self._mesh.world_size > 1:
+            dist.all_reduce(total)
+        return int(total)
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._count_zeros:
+            for group in optimizer.param_groups:
+                for partition in group["params"]:
+                    for run in self._runs.get(id(partition), []) if partition.grad is not None else []:
+                        self._zeros += (partition.grad.narrow(0, run.start, run.numel) == 0).sum()
+        self._began = time.perf_counter()
+
+    def _after(self, *_: Any) -> None:
+        self._seconds += time.perf_counter() - self._began
