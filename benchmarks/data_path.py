@@ -33,7 +33,8 @@ from trainer.data.blend import build_blend, normalised
 from trainer.data.corpus import build_corpus
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.stream import SampleStream, open_splits
+from trainer.data.sources import Reading, open_splits
+from trainer.data.stream import SampleStream
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -265,7 +266,7 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
 def measure_stream(prefix: Path, folder: Path) -> None:
     """Micro-batches of 8 samples of 512 tokens from the prepared corpus."""
     splits = open_splits(
-        [(1.0, prefix)], split="1", sequence_length=512, seed=1, train_samples=40_000, cache_folder=folder / "maps"
+        [(1.0, prefix)], "1", {"train": 40_000}, Reading(512, 1, cache_folder=folder / "maps")
     )
     for prefetch in (0, 4):
         stream = SampleStream(splits["train"], 8, prefetch=prefetch)

@@ -8,8 +8,9 @@ from typing import Any
 
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
+from trainer.learning_rate import plan_of
 from trainer.model import flops
-from trainer.schedule import BatchLevel, batch_levels, consumed_samples_at, iterations_at, learning_rate_at
+from trainer.schedule import BatchLevel, TrainingPath, path_of
 
 SCHEMA = 1
 # What the 176B training reached on A100-80GB: assumed for GPUs when nothing was measured.
@@ -83,7 +84,7 @@ class Estimate:
     weight_bytes: int
     checkpoint_bytes: int
     checkpoint_files: flops.CheckpointFiles
-    checkpoints: int
+    checkpoints: int | None  # None when only minutes say when to save
     training_bytes: int
     worker_state_bytes: int | None
     duration: Duration | None
@@ -114,9 +115,8 @@ def estimate(
     """
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
     count = flops.count_parameters(model, vocabulary)
-    levels = batch_levels(card.batch)
-    iterations = sum(level.iterations for level in levels)
-    trained = levels[-1].consumed_samples + levels[-1].iterations * levels[-1].batch_size
+    path = path_of(card)
+    levels, iterations, trained = path.batch_levels, path.total_iterations, path.end.consumed_samples
     stages = flops.stage_layout(model, card.parallel, vocabulary)
     full = card.batch.global_batch_size
     data_parallel = card.data_parallel_degree
@@ -134,21 +134,24 @@ def estimate(
         ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
         train_samples=card.batch.train_samples,
         trained_samples=trained,
-        tokens=trained * model.sequence_length,
+        tokens=path.end.consumed_tokens,
         levels=levels,
         first_step=_step_shape(card, levels[0].batch_size),
         full_step=_step_shape(card, full),
-        rates=_rate_points(card, levels, iterations),
+        rates=_rate_points(card, path),
         model_flops_per_iteration=flops.model_flops(model, vocabulary, full),
         hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full),
-        total_model_flops=flops.model_flops(model, vocabulary, trained),
+        total_model_flops=sum(
+            flops.model_flops(model, vocabulary, segment.iterations * segment.batch_size, segment.sequence_length)
+            for segment in path.segments
+        ),
         weight_bytes=flops.weight_bytes(count.total, card.precision),
-        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision),
+        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         checkpoint_files=flops.deepspeed_checkpoint_files(
             model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
         ),
-        checkpoints=iterations // card.checkpoint.interval,
-        training_bytes=flops.training_bytes(count.total, card.precision),
+        checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
+        training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
         duration=_duration(card, levels, seconds_per_iteration, assumed_tflops, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(card)),
@@ -163,27 +166,41 @@ def _step_shape(card: RunCard, batch: int) -> StepShape:
 def _largest_worker(card: RunCard, stages: tuple[flops.Stage, ...] | None) -> int | None:
     if stages is None:
         return None
-    largest = max(stage.parameters_per_worker for stage in stages)
-    return flops.worker_state_bytes(largest, card.precision, card.data_parallel_degree)
+    table = card.tokenizer.padded_vocabulary_size * card.model.hidden_size // card.parallel.tensor
+    return max(
+        flops.worker_state_bytes(
+            stage.parameters_per_worker,
+            card.precision,
+            card.data_parallel_degree,
+            card.optimizer,
+            table if stage.embedding or stage.head else 0,
+        )
+        for stage in stages
+    )
 
 
-def _rate_points(card: RunCard, levels: tuple[BatchLevel, ...], iterations: int) -> tuple[RatePoint, ...]:
+def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
     """First step, end of warm-up and ramp, tenths of the training, end of the decay, end; in the order of the steps."""
-    trained = consumed_samples_at(iterations, card.batch)
-    moments = {1: "first step", iterations: "end"}
+    plan, end, levels = plan_of(card), path.end, path.batch_levels
+    moments = {1: "first step", end.iteration: "end"}
     for tenth in range(2, 10, 2):
-        moments.setdefault(max(1, iterations_at(trained * tenth // 10, card.batch)), f"{tenth}0 % of the samples")
+        step = path.after_samples(end.consumed_samples * tenth // 10).iteration
+        moments.setdefault(max(1, step), f"{tenth}0 % of the samples")
     if levels[-1].first_iteration > 1:
         moments[levels[-1].first_iteration - 1] = "end of the batch ramp"
-    decay = card.decay_samples if card.schedule.decay_style != "constant" else 0
-    for samples, moment in ((card.schedule.warmup_samples, "end of the warm-up"), (decay, "end of the decay")):
-        if 0 < samples < trained:
-            moments[max(1, iterations_at(samples, card.batch))] = moment
+    if 0 < plan.warmup_samples < end.consumed_samples:
+        moments[max(1, path.after_samples(plan.warmup_samples).iteration)] = "end of the warm-up"
+    if plan.decay_style != "constant":
+        position = path.after_samples(plan.decay_samples)
+        if plan.decay_tokens is not None:
+            position = path.after_tokens(plan.decay_tokens)
+        if position.iteration < end.iteration:
+            moments[max(1, position.iteration)] = "end of the decay"
     points = []
     for iteration in sorted(moments):
-        samples = consumed_samples_at(iteration, card.batch)
-        rate = learning_rate_at(samples, card.schedule, card.decay_samples)
-        points.append(RatePoint(moments[iteration], iteration, samples, rate))
+        position = path.after_iteration(iteration)
+        rate = plan.at(position.consumed_samples, position.consumed_tokens)
+        points.append(RatePoint(moments[iteration], iteration, position.consumed_samples, rate))
     return tuple(points)
 
 

@@ -18,7 +18,7 @@ from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, re
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, Section, TrainerConfig, nearest, validate
 from trainer.config_rules import cross_problems
-from trainer.schedule import batch_size_at, total_iterations
+from trainer.schedule import batch_size_at, path_of
 
 __all__ = [
     "AlertsSection",
@@ -176,7 +176,7 @@ class RunCard(TrainerConfig):
     @property
     def total_iterations(self) -> int:
         """Steps of the whole training."""
-        return total_iterations(self.batch)
+        return path_of(self).total_iterations
 
     @property
     def time_limit_seconds(self) -> int:

@@ -103,6 +103,17 @@ class TrainerConfig(Section):
         return Path(self.run.kill_switch) if self.run.kill_switch else Path(self.run.directory) / "kill-switch"
 
     @property
+    def tests_at_end(self) -> bool:
+        """Whether there is test data to be evaluated once the training has ended."""
+        data = self.data
+        if data.uses_groups:
+            named = bool(data.test_groups or data.test_groups_file)
+        else:
+            shares = data.split.split(",")
+            named = len(shares) == 3 and float(shares[2]) > 0
+        return named and self.evaluation.iterations > 0
+
+    @property
     def decay_samples(self) -> int:
         return self.schedule.decay_samples or self.batch.train_samples
 

@@ -13,6 +13,12 @@ from trainer.config_data_rules import (
     precision_problems,
     tokenizer_problems,
 )
+from trainer.config_schedule_rules import (
+    curriculum_problems,
+    recovery_problems,
+    schedule_problems,
+    skip_problems,
+)
 
 
 def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
@@ -92,7 +98,10 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     problems += _stage_problems(config)
     problems += _world_problems(config, world_size)
     problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
-    problems += _schedule_problems(config)
+    problems += schedule_problems(config)
+    problems += curriculum_problems(config)
+    problems += skip_problems(config)
+    problems += recovery_problems(config)
     problems += data_problems(config)
     problems += tokenizer_problems(config)
     problems += checkpoint_problems(config)
@@ -222,28 +231,5 @@ def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
     if batch.train_samples < first:
         problems.append(
             Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
-        )
-    return problems
-
-
-def _schedule_problems(config: TrainerConfig) -> list[Problem]:
-    schedule, problems = config.schedule, []
-    if schedule.min_learning_rate > schedule.learning_rate:
-        problems.append(
-            Problem(
-                "schedule.min_learning_rate",
-                schedule.min_learning_rate,
-                f"must not exceed schedule.learning_rate ({schedule.learning_rate})",
-                "lower it",
-            )
-        )
-    if schedule.decay_style != "constant" and schedule.warmup_samples >= config.decay_samples:
-        problems.append(
-            Problem(
-                "schedule.warmup_samples",
-                schedule.warmup_samples,
-                f"must be below schedule.decay_samples ({config.decay_samples})",
-                "shorten the warm-up",
-            )
         )
     return problems

@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.distributed import ProcessGroup
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -38,6 +37,7 @@ from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
 from trainer.guard import disagreements
 from trainer.mesh import Mesh
+from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.gpt import (
     CHECKPOINTABLE_LAYERS,
     TIED_KEY,
@@ -46,9 +46,11 @@ from trainer.model.gpt import (
     gpt_layers,
     initialise_stage,
     logical_parameters,
+    replicated_parameters,
 )
 from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
+from trainer.model.recompute import recompute_function
 from trainer.optim.adamw import MOMENTS, build_adamw, materialise, set_steps_done, steps_done
 from trainer.optim.groups import parameter_groups
 from trainer.optim.watch import UpdateWatch
@@ -84,7 +86,7 @@ def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> N
     """
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -125,7 +127,8 @@ class Engine:
             rule = f"this device ({mesh.device.type}) does not compute in fp16"
             raise CardError("run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")])
         head = LanguageModelHead(mesh)
-        layers = gpt_layers(config.model, config.tokenizer.padded_vocabulary_size, mesh, head)
+        vocabulary, documents = config.tokenizer.padded_vocabulary_size, DocumentRules.of(config.data)
+        layers = gpt_layers(config.model, vocabulary, mesh, head, documents)
         optimizer, watch = None, None
         with _quiet():
             module = _pipeline_module(config, mesh, layers)
@@ -178,6 +181,7 @@ class Engine:
         self._expect_length(length)
         if length != self.config.model.sequence_length:
             batches = _cut(batches, length)
+        batches = self._counted(batches)
         seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
@@ -200,13 +204,13 @@ class Engine:
         Always at the full sequence length.
         """
         self._expect_length(self.config.model.sequence_length)
-        return float(self._pipeline.eval_batch(batches, num_micro_batches=micro_batches))
+        return float(self._pipeline.eval_batch(self._counted(batches), num_micro_batches=micro_batches))
 
     def evaluate_each(self, batches: Iterator[Batch], micro_batches: int) -> list[float]:
         """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
         self._expect_length(self.config.model.sequence_length)
         found = self._pipeline.eval_batch(
-            batches, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
+            self._counted(batches), num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
         )
         losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.is_last_stage:
@@ -221,6 +225,13 @@ class Engine:
         if self._optimizer is None or self._watch is None:
             raise RuntimeError("this engine was built for evaluation only")
         return self._optimizer, self._watch
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, with the labels that the card leaves out of the loss marked so."""
+        end = self.config.data.end_of_document_id
+        if end is None or not self.config.data.mask_end_of_document_loss:
+            return batches
+        return ((tokens, labels_without_ends(tokens, labels, end)) for tokens, labels in batches)
 
     def _expect_length(self, length: int) -> None:
         """Let the stages agree anew on the shape of what they send, when it is about to change."""
@@ -297,6 +308,22 @@ class Engine:
                 self._pipeline.optimizer.update_lp_params()
             self._pipeline.module._synchronize_tied_weights()
 
+    def optimizer_step(self) -> int:
+        """Updates made so far."""
+        return 0 if self._optimizer is None else steps_done(self._optimizer)
+
+    def masters_from_weights(self) -> None:
+        """Start the optimizer from the weights alone: masters are their values, moments are zero."""
+        if self._optimizer is None:
+            return
+        local = {name: parameter.data for name, parameter in self._parameters}
+        with torch.no_grad():
+            for fragment in self.sharded_state().fragments:
+                run = local[fragment.name].flatten().narrow(0, fragment.start, fragment.numel)
+                fragment.tensors["fp32"].copy_(run)
+                for moment in MOMENTS:
+                    fragment.tensors[moment].zero_()
+
     def disagreeing_parameters(self) -> list[str]:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
         return disagreements(self._parameters, self.mesh, TIED_NAME)
@@ -311,18 +338,31 @@ class Engine:
         return name == TIED_NAME and not self.mesh.is_first_stage
 
 
+class _Pipeline(PipelineModule):
+    """A pipeline that also sums, once per step, the tensor ranks' shares of replicated parameters' gradients."""
+
+    def __init__(self, tensor_group: ProcessGroup | None, **settings: Any):
+        super().__init__(**settings)
+        self._tensor_group = tensor_group
+
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
+        """What DeepSpeed sums before it reduces over replicas: tied weights over stages, ours over tensor ranks."""
+        tied: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
+        if self._tensor_group is None:
+            return tied
+        return tied + [(item, self._tensor_group) for item in replicated_parameters([self])]
+
+
 def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:
     """Deal the layers to stages and build this worker's."""
     model = config.model
-    dropout = model.hidden_dropout > 0.0 or model.attention_dropout > 0.0
-    return PipelineModule(
+    return _Pipeline(
+        tensor_group=mesh.tensor_group,
         layers=[_spec(layer) for layer in layers],
         topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
         partition_method=config.parallel.partition,
         activation_checkpoint_interval=1 if model.activation_checkpointing else 0,
-        activation_checkpoint_func=partial(
-            checkpoint, use_reentrant=False, preserve_rng_state=dropout, determinism_check="none"
-        ),
+        activation_checkpoint_func=recompute_function(model, mesh),
         checkpointable_layers=list(CHECKPOINTABLE_LAYERS),
     )
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -15,12 +15,17 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from trainer.account import Account
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
 from trainer.contract import StepRecord, read_latest
+from trainer.curriculum import sequence_length_at
 from trainer.data.errors import DataError
-from trainer.engine import Engine, init_distributed
+from trainer.data.stream import EmptyStream, MicroBatchStream
+from trainer.debug.dump import DebugDumps
+from trainer.debug.record import StepFacts
+from trainer.engine import Engine, StepResult, init_distributed
 from trainer.lifecycle import (
     NO_SIGNS,
     Attempt,
@@ -40,10 +45,13 @@ from trainer.lifecycle import (
 )
 from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
-from trainer.model.flops import tflops_per_gpu
-from trainer.resume import Progress, load_newest, read_card_hash, save_progress
+from trainer.progress import Progress
+from trainer.recovery import SpikeWatch
+from trainer.resume import load_newest, load_step, read_card_hash
 from trainer.samples import open_samples
-from trainer.schedule import batch_size_at, learning_rate_at, total_iterations
+from trainer.saving import Saver
+from trainer.schedule import batch_size_at, path_of
+from trainer.spikes import Flag, RollBack
 
 REFUSALS = (CardError, CheckpointError, DataError)
 
@@ -100,11 +108,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.progress = Progress()
-        self.saved_step: int | None = None
-        self.failed_saves: list[int] = []
+        self.saver: Saver | None = None
         self.clock = steady_clock()
         self.steps_done = 0
-        self._closers: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], object]] = []
 
     def close(self) -> None:
         for closer in reversed(self._closers):
@@ -126,40 +133,50 @@ class Trainer:
         self.limits = Limits(
             config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
         )
-        self.card_hash = read_card_hash(self.card)
+        card_hash = read_card_hash(self.card)
         problems = cross_problems(config, self.world_size)
         if problems:
             raise CardError(str(self.card), problems)
-        self.total = total_iterations(config.batch)
+        self.total = path_of(config).total_iterations
         decision = self._decision()
         if decision is not None:
             return self._end(decision)
         self.mesh = Mesh.create(config.parallel, device)
-        self.data_parallel = config.data_parallel(self.world_size)
         self._say(
-            f"using world size: {self.world_size}, data-parallel-size: {self.data_parallel}, "
+            f"using world size: {self.world_size}, data-parallel-size: {self.mesh.data}, "
             f"tensor-model-parallel size: {config.parallel.tensor}, "
             f"pipeline-model-parallel size: {config.parallel.pipeline} "
         )
         self._say(f"setting training iterations to {self.total}")
         self.engine = Engine.build(config, self.mesh)
         self._closers.append(self.engine.close)
-        self.samples = open_samples(config, self.mesh, self.engine.needs_data)
+        self.samples = open_samples(config, self.mesh, self.engine.needs_data, test=config.tests_at_end)
+        self._closers.append(self.samples.close)
+        self.dumps = DebugDumps(config.debug, self.mesh, config.paths.logs / "debug")
         self.heartbeat.beat("loading", 0)
-        self.progress = load_newest(config, self.mesh, self.engine, self._say)
-        self.saved_step = self.progress.iteration or None
+        self.spikes = SpikeWatch(config, self.mesh.cpu_group)
+        self.spikes.settle()
+        resumed = load_newest(config, self.mesh, self.engine, self._say)
+        self.progress, self.learning_rate = resumed.progress, resumed.plan
+        if resumed.was_loaded:
+            self.dumps.on_load(self.progress.iteration, self.engine.named_parameters(), self._facts())
+        self.saver = Saver(
+            config, self.mesh, self.engine, self._say, resumed.own_step, card_hash, self.attempt.job_id, self.clock()
+        )
+        self._closers.append(self.saver.close)
+        self._open_metrics()
+        self._say("training ...")
+        return self._end(self._loop())
+
+    def _open_metrics(self) -> None:
+        config = self.config
+        self.account = Account(config, self.mesh)
         self.metrics = MetricsWriter(
-            config.paths,
-            self.attempt.job_id,
-            self.rank == self.world_size - 1,
-            config.logging.tensorboard,
-            config.logging.tensorboard_queue,
-            self.world_size,
+            config.paths, self.attempt.job_id, self.rank == self.world_size - 1, config.logging, self.world_size
         )
         self.metrics.open()
         self._closers.append(self.metrics.close)
-        self._say("training ...")
-        return self._end(self._loop())
+        self.metrics.settings(config.model_dump(mode="json"), self.progress.iteration)
 
     def _earliest_start(self) -> float:
         """Start of the earliest rank, so that every rank counts the exit duration from the same moment.
@@ -172,141 +189,205 @@ class Trainer:
 
     # ------------------------------------------------------------------ the loop
     def _loop(self) -> Decision:
-        config, batch = self.config, self.config.batch
-        going_on = self.progress.iteration < self.total
-        stream = self.samples.train(self.progress.consumed_samples) if going_on else iter(())
+        config, saver = self.config, self._saver
+        self.skips = self.spikes.skips
+        self.stream = self._train_stream() if self.progress.iteration < self.total else None
         interval = Interval()
         while self.progress.iteration < self.total:
             decision = self._decision()
             if decision is not None:
                 return decision
+            if self._save_is_due and self.steps_done:
+                self._save()
             self.heartbeat.beat("training", self.progress.iteration)
-            global_batch = batch_size_at(self.progress.consumed_samples, batch)
-            self.engine.set_learning_rate(self._learning_rate())
-            began = time.perf_counter()
-            result = self.engine.train_step(stream, global_batch, step=self.progress.iteration)
-            self.progress = self.progress.after_step(
-                global_batch, config.model.sequence_length, result.loss, result.skipped
-            )
-            self.steps_done += 1
-            interval.add(result.loss, time.perf_counter() - began, global_batch, result.skipped)
+            if self._pass_over():
+                continue
+            result = self._step(interval)
             iteration = self.progress.iteration
             if iteration % config.logging.interval == 0:
-                self._log(interval, global_batch, result.grad_norm)
+                self._log(interval, result)
                 interval = Interval()
+            action = self.spikes.observe(iteration, result.loss, result.grad_norm, result.skipped)
+            if action is not None:
+                self._answer(action)
+            if isinstance(action, RollBack):
+                interval = Interval()
+                continue
             # The save comes first: a hang or fault in the evaluation must not cost a finished interval.
-            if iteration % config.checkpoint.interval == 0:
-                self._save()
+            if config.checkpoint.interval is not None and iteration % config.checkpoint.interval == 0:
+                interval.time("save-checkpoint", self._save())
             if config.evaluation.iterations and iteration % config.evaluation.interval == 0:
-                decision = self._evaluate("valid")
+                decision = self._evaluate(self.samples.valid_groups(), self.samples.valid)
                 if decision is not None:
                     return decision
         if self.steps_done and config.evaluation.iterations:
-            self._evaluate("the end of training for val data")
+            saver.wait()
+            self._evaluate(self.samples.valid_groups(), self.samples.valid, "the end of training for val data")
+            self._evaluate(self.samples.test_groups(), self.samples.test, "the end of training for test data")
         return Decision("finished", False, f"after training is done: {self.total} iterations")
 
+    def _step(self, interval: Interval) -> StepResult:
+        """One step of the training, and the counters after it."""
+        config, began = self.config, time.perf_counter()
+        assert self.stream is not None
+        global_batch = batch_size_at(self.progress.consumed_samples, config.batch)
+        step = self.progress.iteration + 1
+        length = sequence_length_at(step, config.curriculum, config.model.sequence_length)
+        self.engine.set_learning_rate(self._learning_rate())
+        self.dumps.before_step(step, self.engine.named_parameters(), self._facts())
+        result = self.engine.train_step(self.dumps.watch(self.stream), global_batch, self.progress.iteration, length)
+        self.progress = self.progress.after_step(global_batch, length, result.loss, result.skipped)
+        self.steps_done += 1
+        self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
+        tokens = global_batch * length
+        interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.zeros)
+        interval.time("optimizer", result.update_seconds)
+        return result
+
     def _decision(self) -> Decision | None:
-        """One small broadcast: rank 0 decides, and all act on what it saw."""
-        now, signs = self.clock(), NO_SIGNS
+        """One small broadcast: rank 0 decides, and all act on what it saw. Also tells all whether a save is due."""
+        now, signs = self.clock(), (*NO_SIGNS, 0)
         if self.rank == 0:
-            signs = look(self.limits, self.flag, self.attempt.stop_request, now)
+            signs = (
+                *look(self.limits, self.flag, self.attempt.stop_request, now),
+                int(self.saver is not None and self.saver.minutes_are_over(now)),
+            )
         else:
             pass_on(self.flag, self.attempt.stop_request)
         seen = _on_device(torch.tensor(signs, dtype=torch.int32))
         dist.broadcast(seen, 0)
-        return decide(seen.tolist(), self.limits, self.progress.iteration, self.steps_done > 0, now)
+        *stops, due = seen.tolist()
+        self._save_is_due = bool(due)
+        return decide(stops, self.limits, self.progress.iteration, self.steps_done > 0, now)
+
+    def _train_stream(self) -> MicroBatchStream:
+        """The training's samples from where it stands; nothing is read when all that is left is passed over."""
+        skipped = self.skips.advance(self.progress.position, self.config)
+        if skipped is not None and skipped.last >= self.total:
+            return EmptyStream(self.progress.consumed_samples)
+        return self.samples.train(self.progress.consumed_samples)
+
+    def _pass_over(self) -> bool:
+        """Move every counter over a skipped range that starts here; True when there was one."""
+        skipped = self.skips.advance(self.progress.position, self.config)
+        if skipped is None or self.stream is None:
+            return False
+        self.progress = self.progress.moved_to(skipped.position)
+        if self.progress.iteration < self.total:
+            self.stream.skip_to(self.progress.consumed_samples)
+        for line in skipped.lines:
+            self._say(line)
+        self.metrics.event("skipped", {"first": skipped.first, "last": skipped.last, "samples": skipped.samples})
+        return True
+
+    def _answer(self, action: RollBack | Flag) -> None:
+        """Say that there is a spike; go back to before it when that was decided. Collective."""
+        self._say(action.line)
+        spike = action.spike
+        self.metrics.event(
+            "spike",
+            {"iteration": spike.iteration, "what": spike.kind, "value": spike.value, "median": spike.median},
+        )
+        if not isinstance(action, RollBack):
+            return
+        self._saver.wait()
+        self.heartbeat.beat("loading", self.progress.iteration)
+        self.spikes.roll_back(action)
+        resumed = load_step(self.config, self.mesh, self.engine, action.to_step, self._say)
+        self.progress, self.learning_rate = resumed.progress, resumed.plan
+        self._saver.went_back_to(action.to_step)
+        self.skips = self.spikes.skips
+        assert self.stream is not None
+        self.stream.skip_to(self.progress.consumed_samples)
+        self.metrics.event("roll-back", {"to": action.to_step, "skip": str(action.skip)})
 
     def _learning_rate(self) -> float:
-        return learning_rate_at(self.progress.consumed_samples, self.config.schedule, self.config.decay_samples)
+        return self.learning_rate.at(self.progress.scheduled_samples, self.progress.scheduled_tokens)
 
-    def _evaluate(self, name: str) -> Decision | None:
-        """Mean validation loss over the same samples every time, so that the values can be compared.
+    def _evaluate(
+        self, groups: Sequence[str], open_stream: Callable[[str], MicroBatchStream], prefix: str = ""
+    ) -> Decision | None:
+        """Mean loss of each group over the same samples every time, so that the values can be compared.
 
         Between its batches a stop is honoured: an evaluation of many sets took longer than the margin before the
         time limit.
         """
-        self.heartbeat.beat("evaluating", self.progress.iteration)
-        count = self.config.evaluation.iterations
-        micro_batches = self.config.batch.global_batch_size // (self.config.batch.micro_batch_size * self.data_parallel)
-        stream = self.samples.valid()
-        losses = []
-        for _ in range(count):
-            decision = self._decision()
-            if decision is not None and decision.reason != "exit-interval":
-                return decision
-            losses.append(self.engine.evaluate(stream, micro_batches))
-            self.heartbeat.beat("evaluating", self.progress.iteration)
+        count, batch = self.config.evaluation.iterations, self.config.batch
+        micro_batches = batch.global_batch_size // (batch.micro_batch_size * self.mesh.data)
         progress = self.progress
-        self.metrics.validation(
-            name, progress.iteration, progress.consumed_samples, progress.consumed_tokens, math.fsum(losses) / count
-        )
+        for group in groups:
+            stream, losses = open_stream(group), []
+            try:
+                for _ in range(count):
+                    self.heartbeat.beat("evaluating", progress.iteration)
+                    decision = self._decision()
+                    if decision is not None and decision.reason != "exit-interval":
+                        return decision
+                    losses.append(self.engine.evaluate(stream, micro_batches))
+            finally:
+                stream.close()
+            name = f"{prefix} {group}" if prefix and len(groups) > 1 else prefix
+            self.metrics.validation(
+                group, progress.iteration, progress.consumed_samples, progress.consumed_tokens,
+                math.fsum(losses) / count, self.account.gigaflops(progress.consumed_samples), name,
+            )  # fmt: skip
         return None
 
-    def _log(self, interval: Interval, global_batch: int, grad_norm: float | None) -> None:
-        config, progress = self.config, self.progress
-        seconds = interval.seconds / interval.steps
+    def _log(self, interval: Interval, result: StepResult) -> None:
+        progress, length = self.progress, None
+        if self.config.curriculum is not None:
+            length = sequence_length_at(progress.iteration, self.config.curriculum, self.config.model.sequence_length)
         record = StepRecord(
             iteration=progress.iteration,
             total_iterations=self.total,
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
-            seconds_per_iteration=seconds,
+            seconds_per_iteration=interval.seconds / interval.steps,
             learning_rate=self._learning_rate(),
-            global_batch_size=global_batch,
+            global_batch_size=interval.samples // interval.steps,
             lm_loss=interval.loss / interval.steps,
-            grad_norm=grad_norm,
+            grad_norm=result.grad_norm,
             samples_per_second=interval.samples / interval.seconds,
-            tflops=tflops_per_gpu(
-                config.model,
-                config.tokenizer.padded_vocabulary_size,
-                interval.samples / interval.steps,
-                seconds,
-                self.world_size,
-            ),
-            params_norm=self.engine.params_norm() if config.logging.params_norm else None,
+            tflops=self.account.tflops(interval),
+            loss_scale=result.loss_scale,
+            params_norm=self.engine.params_norm() if self.config.logging.params_norm else None,
+            num_zeros=float(interval.zeros / interval.steps),
+            curriculum_length=length,
             skipped_iterations=interval.skipped,
             nan_iterations=interval.nan,
         )
-        self.metrics.step(record, self.data_parallel, config.model.sequence_length)
+        self.metrics.step(record, self.account.numbers(interval), self.account.surroundings(interval, progress))
+
+    def _facts(self) -> StepFacts:
+        progress = self.progress
+        return StepFacts(
+            self.engine.optimizer_step() if self.dumps.enabled else 0,
+            self._learning_rate(),
+            progress.consumed_samples,
+            progress.consumed_tokens,
+        )
 
     # ------------------------------------------------------------------ saving and leaving
-    def _save(self) -> CheckpointError | None:
-        """Save this iteration; returns the fault when it could not be written (disk full, no rights). Collective.
+    @property
+    def _saver(self) -> Saver:
+        assert self.saver is not None, "nothing is saved before the training has loaded"
+        return self.saver
 
-        The older checkpoints are then untouched, and all ranks know the same, so the training may go on.
-        """
-        if self.progress.iteration in {0, self.saved_step}:
-            return None
+    def _save(self) -> float:
+        """Save this iteration, or begin to; returns the seconds that the training stood still. Collective."""
         self.heartbeat.beat("saving", self.progress.iteration)
-        drifted = self.engine.disagreeing_parameters()
-        if drifted:
-            raise RuntimeError(
-                f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
-            )
-        try:
-            save_progress(
-                self.config, self.card_hash, self.mesh, self.engine, self.progress, self.attempt.job_id, self._say
-            )
-        except CheckpointError as fault:
-            if isinstance(fault.__cause__, RuntimeError):
-                raise  # a rank was lost: there is nothing to go on with
-            newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
-            self.failed_saves.append(self.progress.iteration)
-            self._say(f"tr11: WARNING: SAVE FAILED at iteration {self.progress.iteration}, {newest}: {fault}")
-            return fault
-        self.saved_step = self.progress.iteration
-        if self.failed_saves:  # said again: where the disk was full, the log could not take the warning
-            missing = ", ".join(map(str, self.failed_saves))
-            self._say(f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again")
-            self.failed_saves.clear()
-        return None
+        self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
+        return self._saver.save(self.progress, self.learning_rate, self.clock())
 
     def _end(self, decision: Decision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
-        fault = self._save() if self.steps_done else None
-        if fault is not None:
-            lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
-            decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
+        if self.saver is not None and self.steps_done:
+            if self.progress.iteration != self.saver.saved_step:
+                self._save()
+            fault = self.saver.wait()
+            if fault is not None and self.progress.iteration != self.saver.saved_step:
+                lost = f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
+                decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier()
@@ -325,8 +406,8 @@ class Trainer:
 
     def _standing(self) -> tuple[int, int | None]:
         """Iteration and newest saved step; before anything was loaded, as `latest` says."""
-        if self.progress.iteration:
-            return self.progress.iteration, self.saved_step
+        if self.progress.iteration and self.saver is not None:
+            return self.progress.iteration, self.saver.saved_step
         try:
             step = read_latest(self.config.paths.checkpoints)
         except (OSError, ValueError):

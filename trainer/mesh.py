@@ -22,6 +22,7 @@ class Mesh:
     `pipeline`, `data` and `tensor` are the degrees. A group is None where its degree is 1: collectives over one
     worker do nothing. `model_group` joins the workers that hold one copy of the model (pipeline x tensor).
     `cpu_group` joins all workers for objects in host memory; None where the default group does that already.
+    `sequence_parallel`: between tensor regions each tensor rank holds its own stretch of the sequence.
     """
 
     pipeline: int
@@ -34,6 +35,7 @@ class Mesh:
     tensor_group: ProcessGroup | None = None
     model_group: ProcessGroup | None = None
     cpu_group: ProcessGroup | None = None
+    sequence_parallel: bool = False
 
     @classmethod
     def create(cls, parallel: ParallelSection, device: torch.device) -> Mesh:
@@ -75,6 +77,7 @@ class Mesh:
             tensor_group=group([[at(s, d, t) for t in parts] for s in stages for d in replicas]),
             model_group=group([[at(s, d, t) for s in stages for t in parts] for d in replicas]),
             cpu_group=dist.new_group(backend="gloo") if device.type == "cuda" else None,
+            sequence_parallel=parallel.sequence_parallel and tensor > 1,
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""One record per step: the log line, `metrics.jsonl`, and TensorBoard (tags of Megatron-DeepSpeed).
+"""One record per log interval: the log line, `metrics.jsonl`, and TensorBoard (tags of Megatron-DeepSpeed).
 
 Only the last rank writes, as in the original: it holds the loss. Reading these files back is `trainer.contract`'s work.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trainer.config import LoggingSection
 from trainer.contract import RunPaths, StepRecord, append_line, format_step, format_validation
 from trainer.lifecycle import tell
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Interval:
-    """Running sums between two log lines."""
+    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as cut."""
 
     steps: int = 0
     loss: float = 0.0
@@ -30,14 +31,37 @@ class Interval:
     skipped: int = 0
     nan: int = 0
     samples: int = 0
+    tokens: int = 0
+    zeros: int = 0
+    timers: dict[str, float] = field(default_factory=dict)
 
-    def add(self, loss: float, seconds: float, samples: int, skipped: bool) -> None:
+    def add(self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool, zeros: int | None) -> None:
         self.steps += 1
         self.loss += loss
         self.seconds += seconds
         self.samples += samples
+        self.tokens += tokens
         self.skipped += int(skipped)
         self.nan += int(not math.isfinite(loss))
+        self.zeros += zeros or 0
+
+    def time(self, name: str, seconds: float) -> None:
+        """Add to one of the timers, which TensorBoard shows per step."""
+        self.timers[name] = self.timers.get(name, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class StepSurroundings:
+    """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9, without embeddings.
+
+    `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an unknown device.
+    """
+
+    data_parallel: int
+    sequence_length: int
+    gigaflops: float
+    utilisation: float | None
+    timers: dict[str, float]
 
 
 @dataclass
@@ -51,8 +75,7 @@ class MetricsWriter:
     paths: RunPaths
     job_id: str
     is_writer: bool
-    tensorboard: bool
-    tensorboard_queue: int
+    logging: LoggingSection
     world_size: int
     _events: SummaryWriter | None = field(default=None, init=False)
     _marked_restart: bool = field(default=False, init=False)
@@ -63,39 +86,61 @@ class MetricsWriter:
         if not self.is_writer:
             return
         self.paths.logs.mkdir(parents=True, exist_ok=True)
-        if self.tensorboard:
+        if self.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(log_dir=str(self.paths.tensorboard), max_queue=self.tensorboard_queue)
+            self._events = SummaryWriter(log_dir=str(self.paths.tensorboard), max_queue=self.logging.tensorboard_queue)
 
-    def step(self, record: StepRecord, data_parallel: int, sequence_length: int) -> None:
-        """Print the log line and append the record to both machine-readable logs."""
+    def settings(self, values: Mapping[str, Any], iteration: int) -> None:
+        """Put every setting of the run card into the event file, as text."""
+        with self._tensorboard() as events:
+            if events is None:
+                return
+            for section, keys in values.items():
+                for key, value in keys.items() if isinstance(keys, Mapping) else ():
+                    events.add_text(f"{section}.{key}", json.dumps(value), global_step=iteration)
+
+    def step(self, record: StepRecord, extra: Mapping[str, Any], around: StepSurroundings) -> None:
+        """Print the log line and append the record, with `extra`, to both machine-readable logs."""
         if not self.is_writer:
             return
         tell(format_step(record))
-        self._append({"kind": "step", **asdict(record)})
+        self._append({"kind": "step", **asdict(record), **extra})
+        if record.iteration % self.logging.tensorboard_interval:
+            return
         with self._tensorboard() as events:
             if events is not None:
-                self._progress(events, record)
-                self._rates(events, record, data_parallel, sequence_length)
+                self._progress(events, record, around.gigaflops)
+                self._rates(events, record, around)
 
-    def validation(self, name: str, iteration: int, samples: int, tokens: int, loss: float) -> None:
-        """Report one validation group's mean loss."""
+    def validation(
+        self, group: str, iteration: int, samples: int, tokens: int, loss: float, gigaflops: float, prefix: str = ""
+    ) -> None:
+        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the log line."""
         if not self.is_writer:
             return
-        tell(format_validation(name, iteration, loss))
+        tell(format_validation(prefix or group, iteration, loss))
         perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
         self._append(
-            {"kind": "validation", "name": name, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
+            {"kind": "validation", "name": group, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
         )
         with self._tensorboard() as events:
             if events is None:
                 return
-            for tag, value in (("lm loss validation", loss), ("lm loss validation ppl", perplexity)):
-                full = f"lm-loss-validation/{name}/{tag}"
+            values = [("lm loss validation", loss)]
+            if self.logging.tensorboard_validation_perplexity:
+                values.append(("lm loss validation ppl", perplexity))
+            for tag, value in values:
+                full = f"lm-loss-validation/{group}/{tag}"
                 events.add_scalar(full, value, iteration)
                 events.add_scalar(f"{full} vs samples", value, samples)
                 events.add_scalar(f"{full} vs tokens", value, tokens)
+                events.add_scalar(f"{full} vs gigaflos (without embeddings)", value, gigaflops)
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append a record of another kind (a spike, a roll-back, a skipped range) to `metrics.jsonl`."""
+        if self.is_writer:
+            self._append({"kind": kind, **values})
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -122,18 +167,20 @@ class MetricsWriter:
             self._events = None
             tell(f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}")
 
-    def _progress(self, events: SummaryWriter, record: StepRecord) -> None:
-        add, iteration = events.add_scalar, record.iteration
+    def _progress(self, events: SummaryWriter, record: StepRecord, gigaflops: float) -> None:
+        add, iteration, logging = events.add_scalar, record.iteration, self.logging
         samples, tokens = record.consumed_samples, record.consumed_tokens
         add("steps-vs-samples/y=steps,x=samples", iteration, samples)
         add("steps-vs-samples/y=samples,x=steps", samples, iteration)
         add("steps-vs-tokens/y=steps,x=tokens", iteration, tokens)
         add("steps-vs-tokens/y=tokens,x=steps", tokens, iteration)
         values = {
-            "learning-rate/learning-rate": record.learning_rate,
-            "batch-size/batch-size": record.global_batch_size,
+            "learning-rate/learning-rate": record.learning_rate if logging.tensorboard_learning_rate else None,
+            "batch-size/batch-size": record.global_batch_size if logging.tensorboard_batch_size else None,
             "lm-loss-training/lm loss": record.lm_loss,
+            "loss-scale/loss-scale": record.loss_scale if logging.tensorboard_loss_scale else None,
             "grad-norm/grad-norm": record.grad_norm,
+            "num-zeros/num-zeros": record.num_zeros if logging.zeros_in_gradient else None,
             "params-norm/params-norm": record.params_norm,
         }
         for tag, value in values.items():
@@ -143,18 +190,26 @@ class MetricsWriter:
             add(f"{tag} vs samples", value, samples)
             if not tag.startswith("batch-size"):
                 add(f"{tag} vs tokens", value, tokens)
+        add("lm-loss-training/lm loss vs gigaflos (without embeddings)", record.lm_loss, gigaflops)
+        if record.curriculum_length is not None:
+            add("curriculum_seqlen", record.curriculum_length, iteration)
 
-    def _rates(self, events: SummaryWriter, record: StepRecord, data_parallel: int, sequence_length: int) -> None:
-        add, iteration = events.add_scalar, record.iteration
-        tokens_per_second = record.samples_per_second * sequence_length
+    def _rates(self, events: SummaryWriter, record: StepRecord, around: StepSurroundings) -> None:
+        add, iteration, replicas = events.add_scalar, record.iteration, around.data_parallel
+        length = record.curriculum_length or around.sequence_length
+        tokens_per_second = record.samples_per_second * length
         add("iteration-time/iteration-time", record.seconds_per_iteration, iteration)
         add("iteration-time/iteration-time vs samples", record.seconds_per_iteration, record.consumed_samples)
         add("iteration-time/iteration-time vs tokens", record.seconds_per_iteration, record.consumed_tokens)
         add("iteration-time/samples per second", record.samples_per_second, iteration)
-        add("iteration-time/samples per second per replica", record.samples_per_second / data_parallel, iteration)
+        add("iteration-time/samples per second per replica", record.samples_per_second / replicas, iteration)
         add("iteration-time/tokens per second", tokens_per_second, iteration)
-        add("iteration-time/tokens per second per replica", tokens_per_second / data_parallel, iteration)
+        add("iteration-time/tokens per second per replica", tokens_per_second / replicas, iteration)
         add("iteration-time/TFLOPs per gpu (estimated)", record.tflops, iteration)
+        if around.utilisation is not None:
+            add("iteration-time/model FLOPs utilisation", around.utilisation, iteration)
+        for name, seconds in around.timers.items() if self.logging.tensorboard_timers else ():
+            add(f"time/{name}-time", seconds, iteration)
         # The original's restart marker: the world size once, then zero at the next line.
         add("iteration-time/world_size", 0 if self._marked_restart else self.world_size, iteration)
         self._marked_restart = True

@@ -1,10 +1,9 @@
-"""Where a training stands, and how that is saved and found again: progress, random state, and the engine's tensors."""
+"""What a training starts from: this run's newest checkpoint, another run's, or nothing; in either layout."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -13,96 +12,193 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.agreement import Crew
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
+from trainer.checkpoint.store import CheckpointInfo
 from trainer.config import TrainerConfig
+from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 from trainer.engine import Engine
+from trainer.foreign import fill_from
+from trainer.learning_rate import LearningRatePlan, plan_of
 from trainer.mesh import Mesh
+from trainer.progress import Progress
+from trainer.schedule_resume import ScheduleMismatch, reconcile
+
+Say = Callable[[str], None]
+OPTIMIZER_KEYS = ("type", "beta1", "beta2", "epsilon", "weight_decay", "clip_grad")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The counters that move with every step. `skipped` and `nan` count over the whole training."""
+class Resumed:
+    """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any."""
 
-    iteration: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
-    skipped: int = 0
-    nan: int = 0
-
-    def after_step(self, samples: int, sequence_length: int, loss: float, skipped: bool) -> Progress:
-        """The counters after one step of `samples` samples; data is consumed even where the update was skipped."""
-        return replace(
-            self,
-            iteration=self.iteration + 1,
-            consumed_samples=self.consumed_samples + samples,
-            consumed_tokens=self.consumed_tokens + samples * sequence_length,
-            skipped=self.skipped + int(skipped),
-            nan=self.nan + int(not math.isfinite(loss)),
-        )
+    progress: Progress
+    plan: LearningRatePlan
+    own_step: int | None
+    was_loaded: bool
 
 
-def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Callable[[str], None]) -> Progress:
-    """Resume from the newest complete checkpoint, or start at zero when the run has none. Collective.
+def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> Resumed:
+    """Resume from the newest complete checkpoint, or from `checkpoint.load`, or start at zero. Collective.
 
-    Raises CheckpointError when there are checkpoints and none can be used, or when the run must resume and cannot.
+    Raises CheckpointError when there are checkpoints and none can be used, when the run must resume and cannot, or
+    when the checkpoint's settings are not the card's and nobody said which count.
     """
-    folder = config.paths.checkpoints
-    step = store.find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say, mesh.cpu_group)
-    if step is None:
+    folder, crew = config.paths.checkpoints, Crew(mesh.cpu_group)
+    step = _find(config, folder, config.run.expect_resume and config.checkpoint.load is None, say, crew)
+    if step is not None:
+        found = load_step(config, mesh, engine, step, say)
+        return replace(found, own_step=step)
+    if config.checkpoint.load is None:
         say(f"no checkpoint in {folder}: starting from random weights")
-        return Progress()
-    state = engine.sharded_state()
-    loaded = store.load(folder, step, state, _info(config, mesh, "", ""), group=mesh.cpu_group)
-    engine.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
-    for remark in loaded.remarks:
+        return Resumed(Progress(), plan_of(config), None, False)
+    other = Path(config.checkpoint.load)
+    step = _find(config, other, True, say, crew)
+    assert step is not None
+    return load_step(config, mesh, engine, step, say, other)
+
+
+def load_step(
+    config: TrainerConfig, mesh: Mesh, engine: Engine, step: int, say: Say, folder: Path | None = None
+) -> Resumed:
+    """Load the checkpoint of `step` from this run's folder, or from `folder`, which another run wrote. Collective."""
+    is_own = folder is None
+    place = (folder or config.paths.checkpoints) / checkpoint_name(step)
+    settings = config.checkpoint
+    fresh = settings.finetune and not is_own
+    weights_only = fresh or (not is_own and not settings.load_optimizer)
+    cursor, rng = _read(config, mesh, engine, place, weights_only, say)
+    plan = plan_of(config)
+    if not fresh:
+        plan = _agreed_plan(config, cursor, plan, place, say)
+        _check_optimizer(config, cursor, place, say)
+    if rng is not None and not fresh and (is_own or settings.load_random_state):
+        randomness.restore(rng)
+    if not weights_only:
+        engine.restore_scaler(cursor.get("loss_scaler", {}))
+    progress = Progress() if fresh else Progress.from_cursor(cursor)
+    say(f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}")
+    if fresh:
+        say("checkpoint.finetune: its weights are used, all counters start at zero")
+    return Resumed(progress, plan, None, True)
+
+
+def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
+    """Fill an engine's weights from the `global_stepN` folder `place`; returns its step. Collective."""
+    cursor, _ = _read(config, mesh, engine, place, True, say)
+    return int(cursor["iteration"])
+
+
+def _read(
+    config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, weights_only: bool, say: Say
+) -> tuple[Mapping[str, Any], dict[str, torch.Tensor] | None]:
+    """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's random state."""
+    state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
+    crew = Crew(mesh.cpu_group)
+    if crew.on_first(f"{place} was not loaded", lambda: has_original_layout(place)):
+        facts = fill_from(place, state, info, crew, weights_only, say)
+        cursor, optimizer_step, rng = facts.cursor, facts.optimizer_step, None
+        say("of the original layout: random-number streams are derived anew, not restored")
+    else:
+        step = checkpoint_step(place.name)
+        if step is None:
+            raise CheckpointError(f"{place} is not a checkpoint's folder: its name must be global_stepN")
+        loaded = store.load(place.parent, step, state, info, group=mesh.cpu_group, weights_only=weights_only)
+        cursor, optimizer_step, rng = loaded.cursor, loaded.optimizer_step, loaded.rng
+        for remark in loaded.remarks:
+            say(remark)
+    if weights_only:
+        engine.masters_from_weights()
+        optimizer_step = 0
+    engine.finish_load(replace(state, optimizer_step=optimizer_step))
+    return cursor, rng
+
+
+def has_original_layout(place: Path) -> bool:
+    """True when the folder holds layer files of the original layout and not ours."""
+    return not (place / store.WEIGHTS).is_dir() and is_deepspeed_layout(place)
+
+
+def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, crew: Crew) -> int | None:
+    """The step to start from; also a checkpoint that another tool wrote, which has no manifest."""
+    foreign = crew.on_first(f"{folder} could not be searched", lambda: _foreign_step(folder))
+    if foreign is not None:
+        return foreign
+    return store.find_resumable(folder, config.checkpoint.verify, must, say, crew.group)
+
+
+def _foreign_step(folder: Path) -> int | None:
+    """The step that `latest` names (else the newest), when no checkpoint here has a manifest and one is foreign."""
+    steps = checkpoint_steps(folder) if folder.is_dir() else []
+    if any((folder / checkpoint_name(step) / MANIFEST_FILE).exists() for step in steps):
+        return None
+    usable = [step for step in steps if is_deepspeed_layout(folder / checkpoint_name(step))]
+    if not usable:
+        return None
+    try:
+        named = read_latest(folder)
+    except ValueError:
+        named = None
+    return named if named in usable else max(usable)
+
+
+def _agreed_plan(
+    config: TrainerConfig, cursor: Mapping[str, Any], plan: LearningRatePlan, place: Path, say: Say
+) -> LearningRatePlan:
+    try:
+        agreed = reconcile(cursor.get("schedule", {}), plan, config.schedule.on_resume)
+    except ScheduleMismatch as error:
+        raise CheckpointError(f"{place} follows another learning rate: {error}") from None
+    for remark in agreed.remarks:
         say(remark)
-    # The masks of dropout are drawn from (seed, step, place), so another topology needs no random state of its own.
-    if loaded.rng is not None:
-        randomness.restore(loaded.rng)
-    progress = Progress(**{name: int(loaded.cursor[name]) for name in Progress.__dataclass_fields__})
-    say(f"  successfully loaded checkpoint from {folder} at iteration {progress.iteration}")
-    return progress
+    return agreed.plan
 
 
-def save_progress(
-    config: TrainerConfig,
-    card_hash: str,
-    mesh: Mesh,
-    engine: Engine,
-    progress: Progress,
-    job_id: str,
-    say: Callable[[str], None],
-) -> None:
-    """Write the checkpoint of this iteration. Collective. Raises CheckpointError on every rank when it cannot."""
-    folder = config.paths.checkpoints
-    say(f"saving checkpoint at iteration {progress.iteration:7d} to {folder}")
-    extras = Extras(cursor=dict(vars(progress)), rng=randomness.capture())
-    result = store.save(
-        folder,
-        progress.iteration,
-        engine.sharded_state(),
-        extras,
-        _info(config, mesh, card_hash, job_id),
-        group=mesh.cpu_group,
+def _check_optimizer(config: TrainerConfig, cursor: Mapping[str, Any], place: Path, say: Say) -> None:
+    """Compare the optimizer's settings; the card's are used when `schedule.on_resume` is "override".
+
+    Raises CheckpointError with every difference otherwise.
+    """
+    saved, card = cursor.get("optimizer", {}), optimizer_facts(config)
+    differing = [key for key in OPTIMIZER_KEYS if key in saved and saved[key] != card[key]]
+    if not differing:
+        return
+    if config.schedule.on_resume == "override":
+        for key in differing:
+            say(f" > overriding optimizer {key} value to {card[key]}")
+        return
+    listed = ", ".join(f"optimizer.{key} is {saved[key]} there and {card[key]} in the card" for key in differing)
+    raise CheckpointError(
+        f'{place} was trained with other settings: {listed}; restore them, or set schedule.on_resume = "override"'
     )
-    say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {folder}")
-    say(f"time (ms) | save-checkpoint: {result.seconds * 1000:.2f}")
 
 
-def _info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:
+def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
+    """What a checkpoint keeps of the optimizer's settings."""
+    return {key: getattr(config.optimizer, key) for key in OPTIMIZER_KEYS}
+
+
+def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:
+    """What a checkpoint of this run says of it."""
     model, vocabulary = config.model, config.tokenizer.padded_vocabulary_size
     facts: dict[str, Any] = {
         "model.layers": model.layers,
         "model.hidden_size": model.hidden_size,
         "model.attention_heads": model.attention_heads,
         "model.ffn_hidden_size": model.ffn,
+        "model.kv_channels": model.head_size,
+        "model.activation": model.activation,
         "model.position_embedding": model.position_embedding,
         "model.embedding_layernorm": model.embedding_layernorm,
+        "model.layernorm_epsilon": model.layernorm_epsilon,
         "tokenizer.padded_vocabulary_size": vocabulary,
         "precision.dtype": config.precision.dtype,
     }
     if model.position_embedding == "absolute":
         facts["model.max_position_embeddings"] = model.positions
+    if model.position_embedding == "rotary":
+        facts["model.rotary_base"] = model.rotary_base
     return CheckpointInfo(
         topology=mesh.degrees(),
         model=facts,

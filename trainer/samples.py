@@ -1,72 +1,183 @@
-"""The run's data as the loop wants it: one endless-enough stream of training micro-batches, and the validation ones."""
+"""The run's data as the loop wants it: a stream of training micro-batches, and one of every validation set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from trainer.config import TrainerConfig
-from trainer.data.dataset import SampleSource, open_splits
+from trainer.config_data import DataSection
+from trainer.data.dataset import SampleSource
+from trainer.data.errors import DataError
+from trainer.data.groups import Group, parse_groups, read_groups_file
 from trainer.data.indexed import IndexedDataset
-from trainer.data.stream import MicroBatch, SampleStream
+from trainer.data.order import OrderName
+from trainer.data.sources import SPLITS, PlannedSource, Reading, plan_groups, plan_splits, weights_by_size
+from trainer.data.stream import EmptyStream, MicroBatchStream, Reader, SampleStream
+from trainer.data.workers import WorkerPool
 from trainer.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Training and validation samples of this rank's replica. Ranks of inner stages hold none and get empty streams."""
+class WantedData:
+    """What a run reads: named groups, or one mixture of prefixes in three shares; and how many samples of each."""
 
-    sources: dict[str, SampleSource]
+    groups: Mapping[Group, int]
+    prefixes: tuple[tuple[float, str], ...]
+    split: str
+    samples: Mapping[str, int]  # of the three shares
+    roles: Mapping[str, tuple[str, ...]]  # names of the sources to train, validate and test on
+
+    @property
+    def all_prefixes(self) -> tuple[str, ...]:
+        """Every pair that is read, once."""
+        named = [member.prefix for group in self.groups for member in group.members]
+        return tuple(dict.fromkeys([*named, *(prefix for _, prefix in self.prefixes)]))
+
+
+def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
+    """What a card asks for; the test data too when `test`.
+
+    Samples: `batch.train_samples`; of every validation and test set `evaluation.iterations` global batches, the same
+    ones at each evaluation, so that its losses can be compared. Raises DataError: groups that cannot be parsed, data
+    without weights that cannot be opened.
+    """
+    data = config.data
+    evaluated = config.evaluation.iterations * config.batch.global_batch_size
+    samples = {"train": config.batch.train_samples, "valid": evaluated, "test": evaluated if test else 0}
+    if data.uses_groups:
+        groups = {role: _groups_of(data, role) if samples[role] else () for role in SPLITS}
+        roles = {role: tuple(group.name for group in groups[role]) for role in SPLITS}
+        names = [name for role in SPLITS for name in roles[role]]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"data group {name} is used for two purposes; give each group a name of its own")
+        return WantedData({group: samples[role] for role in SPLITS for group in groups[role]}, (), "", {}, roles)
+    weights = data.weights if data.weights is not None else weights_by_size(data.prefixes, data.implementation)
+    pairs = tuple(zip(weights, data.prefixes, strict=True))
+    return WantedData({}, pairs, data.split, samples, {role: (role,) if samples[role] else () for role in SPLITS})
+
+
+def _groups_of(data: DataSection, role: str) -> tuple[Group, ...]:
+    """The groups of one purpose, from the card or from the file that it names."""
+    file = {"train": data.train_groups_file, "valid": data.valid_groups_file, "test": data.test_groups_file}[role]
+    written = {"train": [data.train_group or ""], "valid": data.valid_groups, "test": data.test_groups}[role]
+    groups = read_groups_file(file) if file is not None else parse_groups(written)
+    if role == "train" and len(groups) != 1:
+        raise DataError(f"{file} holds {len(groups)} groups, and the training reads exactly one: leave one in it")
+    return groups
+
+
+def plan_data(
+    config: TrainerConfig, wanted: WantedData, *, is_builder: bool = True, use_barrier: bool = False
+) -> dict[str, PlannedSource]:
+    """Plan every source, and as the builder build its index maps. Raises DataError: missing, damaged, too short."""
+    reading = Reading(
+        config.model.sequence_length,
+        config.run.seed,
+        config.tokenizer.padded_vocabulary_size,
+        config.data.cache,
+        config.data.implementation,
+    )
+    barrier = dist.barrier if use_barrier else lambda: None
+    if wanted.groups:
+        return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
+    return plan_splits(wanted.prefixes, wanted.split, wanted.samples, reading, is_builder=is_builder, barrier=barrier)
+
+
+@dataclass
+class Samples:
+    """Sources of this rank's replica. A rank of an inner stage reads nothing, and gets empty streams.
+
+    Worker processes start with the first stream that needs them, and end with `close` or with this process.
+    """
+
+    plans: Mapping[str, PlannedSource]
+    roles: Mapping[str, tuple[str, ...]]
     micro_batch_size: int
     replica: int
     replicas: int
+    order: OrderName = "single"
+    workers: int = 0
+    valid_workers: int = 0
+    _pools: dict[str, WorkerPool] = field(default_factory=dict, init=False)
+    _opened: dict[str, SampleSource] = field(default_factory=dict, init=False)
 
-    def train(self, consumed_samples: int) -> Iterator[MicroBatch]:
+    def train(self, consumed_samples: int) -> MicroBatchStream:
         """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
-        return self._stream("train", consumed_samples)
+        return self._stream(self.roles["train"][0], consumed_samples, self.order, "train", self.workers)
 
-    def valid(self) -> Iterator[MicroBatch]:
-        """The validation micro-batches, from the first one: each evaluation sees the same samples."""
-        return self._stream("valid", 0)
+    def valid_groups(self) -> tuple[str, ...]:
+        """Names of the validation sets, in the order of the card, the same on every rank; `valid` without groups."""
+        return self.roles["valid"]
 
-    def _stream(self, split: str, consumed_samples: int) -> Iterator[MicroBatch]:
-        if split not in self.sources:
-            return iter(())
+    def valid(self, name: str = "valid") -> MicroBatchStream:
+        """The micro-batches of one validation set, from the first one: each evaluation sees the same samples."""
+        return self._stream(name, 0, "single", "valid", self.valid_workers)
+
+    def test_groups(self) -> tuple[str, ...]:
+        """Names of the test sets; none unless the samples were opened for tests."""
+        return self.roles["test"]
+
+    def test(self, name: str = "test") -> MicroBatchStream:
+        """The micro-batches of one test set, from the first one."""
+        return self._stream(name, 0, "single", "valid", self.valid_workers)
+
+    def source(self, name: str) -> SampleSource:
+        """One source by name, read by this process: samples by number. Raises DataError for an unknown name."""
+        if name not in self.plans:
+            known = ", ".join(name for names in self.roles.values() for name in names)
+            raise DataError(f"there is no data named {name!r}; there are {known or 'none'}")
+        if name not in self._opened:
+            self._opened[name] = self.plans[name].open()
+        return self._opened[name]
+
+    def close(self) -> None:
+        """End the worker processes. Idempotent."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+    def _stream(self, name: str, consumed_samples: int, order: OrderName, pool: str, workers: int) -> MicroBatchStream:
+        if name not in self.plans:
+            if not any(name in names for names in self.roles.values()):
+                raise DataError(f"there is no data named {name!r}")
+            return EmptyStream(consumed_samples)
+        reader: Reader | SampleSource = self._pool(pool, workers).reader(name) if workers else self.source(name)
         return SampleStream(
-            self.sources[split],
+            reader,
             self.micro_batch_size,
             dp_rank=self.replica,
             dp_size=self.replicas,
             consumed_samples=consumed_samples,
+            order=order,
         )
 
+    def _pool(self, purpose: str, workers: int) -> WorkerPool:
+        if purpose not in self._pools:
+            self._pools[purpose] = WorkerPool(self.plans, workers)
+        return self._pools[purpose]
 
-def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool) -> Samples:
+
+def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: bool = False) -> Samples:
     """Open the data sets; rank 0 builds their index maps. Collective. Raises DataError: missing, damaged, too short."""
-    weighted = _weighted(config)  # on every rank, so that missing data is refused by all and nobody waits
-    sources: dict[str, SampleSource] = {}
-    if needs_data or dist.get_rank() == 0:
-        sources = open_splits(
-            weighted,
-            split=config.data.split,
-            sequence_length=config.model.sequence_length,
-            seed=config.run.seed,
-            train_samples=config.batch.train_samples,
-            valid_samples=config.evaluation.iterations * config.batch.global_batch_size,
-            vocabulary_size=config.tokenizer.padded_vocabulary_size,
-            cache_folder=config.data.cache,
-            is_builder=dist.get_rank() == 0,
-            barrier=dist.barrier,
-        )
+    wanted = wanted_data(config, test)  # on every rank, so that bad data is refused by all and nobody waits
+    plans: dict[str, PlannedSource] = {}
+    is_builder = dist.get_rank() == 0
+    if needs_data or is_builder:
+        plans = plan_data(config, wanted, is_builder=is_builder, use_barrier=True)
     else:
+        for prefix in wanted.all_prefixes:
+            IndexedDataset(prefix, config.data.implementation)
         dist.barrier()
-    return Samples(sources, config.batch.micro_batch_size, mesh.data_rank, mesh.data)
-
-
-def _weighted(config: TrainerConfig) -> list[tuple[float, str]]:
-    prefixes, weights = config.data.prefixes, config.data.weights
-    if weights is None:
-        weights = [float(IndexedDataset(prefix).token_count) for prefix in prefixes] if len(prefixes) > 1 else [1.0]
-    return list(zip(weights, prefixes, strict=True))
+    return Samples(
+        plans=plans if needs_data else {},
+        roles=wanted.roles,
+        micro_batch_size=config.batch.micro_batch_size,
+        replica=mesh.data_rank,
+        replicas=mesh.data,
+        order=config.data.order,
+        workers=config.data.workers,
+        valid_workers=config.data.valid_workers,
+    )

@@ -1,4 +1,4 @@
-"""What is a function of consumed samples alone: the global batch, the number of steps, the learning rate.
+"""The way of a training through its steps: batch and sequence length of each, samples and tokens after it.
 
 Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas: Megatron's.
 """
@@ -6,10 +6,48 @@ Pure and free of torch: the trainer steps by it, the operations side plans by it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainer.config import BatchSection, ScheduleSection
+from trainer.config import BatchSection, TrainerConfig
+from trainer.curriculum import last_step_of_length, sequence_length_at
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands: steps completed, and what they took. A skipped iteration counts in all three."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+
+START = Position()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of one global batch and one sequence length: `iterations` of them, from `start` on."""
+
+    start: Position
+    iterations: int
+    batch_size: int
+    sequence_length: int
+
+    def after(self, iterations: int) -> Position:
+        """The position after so many of the segment's steps; its end when it has no more."""
+        iterations = min(iterations, self.iterations)
+        samples = iterations * self.batch_size
+        return Position(
+            self.start.iteration + iterations,
+            self.start.consumed_samples + samples,
+            self.start.consumed_tokens + samples * self.sequence_length,
+        )
+
+    @property
+    def end(self) -> Position:
+        return self.after(self.iterations)
 
 
 @dataclass(frozen=True)
@@ -25,8 +63,107 @@ class BatchLevel:
     consumed_samples: int
 
 
+@dataclass(frozen=True)
+class TrainingPath:
+    """Every step from `start` to the end of the training, in segments of equal steps.
+
+    Skipped ranges do not show: a skipped iteration takes what a trained one takes.
+    """
+
+    start: Position
+    segments: tuple[Segment, ...]
+
+    @property
+    def end(self) -> Position:
+        """Where the training is finished; it drops the batch that `train_samples` cannot fill."""
+        return self.segments[-1].end if self.segments else self.start
+
+    @property
+    def total_iterations(self) -> int:
+        """Steps of the whole training, those before `start` included."""
+        return self.end.iteration
+
+    def after_iteration(self, iteration: int) -> Position:
+        """The position after step `iteration`; the path's own ends for steps outside it."""
+        segment = self._segment(iteration, lambda position: position.iteration)
+        return segment.after(iteration - segment.start.iteration) if segment else self.start
+
+    def after_samples(self, samples: float) -> Position:
+        """The last position between two steps at which at most `samples` samples were consumed."""
+        segment = self._segment(samples, lambda position: position.consumed_samples)
+        if segment is None:
+            return self.start
+        return segment.after(int((samples - segment.start.consumed_samples) // segment.batch_size))
+
+    def after_tokens(self, tokens: int) -> Position:
+        """The last position between two steps at which at most `tokens` tokens were consumed."""
+        segment = self._segment(tokens, lambda position: position.consumed_tokens)
+        if segment is None:
+            return self.start
+        return segment.after((tokens - segment.start.consumed_tokens) // (segment.batch_size * segment.sequence_length))
+
+    def _segment(self, value: float, counter: Callable[[Position], int]) -> Segment | None:
+        """The last segment that starts with at most `value` on the counter; None before the first one."""
+        index = bisect_right(self.segments, value, key=lambda segment: counter(segment.start))
+        return self.segments[index - 1] if index else None
+
+    def tokens_at(self, samples: float) -> float:
+        """Tokens consumed with exactly the first `samples` samples, which may end inside a step.
+
+        Beyond the path's end every sample counts with the last step's length.
+        """
+        segment = self._segment(samples, lambda position: position.consumed_samples)
+        if segment is None:
+            return float(self.start.consumed_tokens)
+        return segment.start.consumed_tokens + (samples - segment.start.consumed_samples) * segment.sequence_length
+
+    @property
+    def batch_levels(self) -> tuple[BatchLevel, ...]:
+        """The path as levels of equal batch, whatever the sequence length."""
+        levels: list[BatchLevel] = []
+        for segment in self.segments:
+            if levels and levels[-1].batch_size == segment.batch_size:
+                last = levels.pop()
+                iterations, first, samples = last.iterations, last.first_iteration, last.consumed_samples
+            else:
+                iterations, first, samples = 0, segment.start.iteration + 1, segment.start.consumed_samples
+            levels.append(BatchLevel(segment.batch_size, first, iterations + segment.iterations, samples))
+        return tuple(levels)
+
+
+def path_of(config: TrainerConfig, start: Position = START) -> TrainingPath:
+    """All steps of the card's training from `start` on.
+
+    The training ends where no whole batch is left of `batch.train_samples`, or with the first step that reaches
+    `batch.train_tokens`. From a checkpoint's position this gives what is left under the card of today, also where
+    batch, ramp or curriculum were changed since; under an unchanged card it is the rest of the path from zero.
+    """
+    return TrainingPath(start, tuple(_segments(config, start)))
+
+
+def _segments(config: TrainerConfig, position: Position) -> Iterator[Segment]:
+    batch, curriculum, full_length = config.batch, config.curriculum, config.model.sequence_length
+    while True:
+        size = batch_size_at(position.consumed_samples, batch)
+        length = sequence_length_at(position.iteration + 1, curriculum, full_length)
+        counts = [
+            (batch.train_samples - position.consumed_samples) // size,
+            _steps_until_change(position.consumed_samples, size, batch),
+        ]
+        last = last_step_of_length(position.iteration + 1, curriculum, full_length)
+        if last is not None:
+            counts.append(last - position.iteration)
+        if batch.train_tokens is not None:
+            counts.append(-(-(batch.train_tokens - position.consumed_tokens) // (size * length)))
+        if min(counts) <= 0:
+            return
+        segment = Segment(position, min(counts), size, length)
+        yield segment
+        position = segment.end
+
+
 def batch_size_at(consumed_samples: int, batch: BatchSection) -> int:
-    """Samples of the step that starts when `consumed_samples` samples have been trained on."""
+    """Samples of the step that starts when `consumed_samples` samples have been consumed."""
     ramp = batch.ramp
     if ramp is None or ramp.samples == 0 or consumed_samples > ramp.samples:
         return batch.global_batch_size
@@ -37,24 +174,6 @@ def batch_size_at(consumed_samples: int, batch: BatchSection) -> int:
 def _samples_per_level(batch: BatchSection) -> float:
     assert batch.ramp is not None
     return batch.ramp.samples / ((batch.global_batch_size - batch.ramp.start) // batch.ramp.increment)
-
-
-def batch_levels(batch: BatchSection) -> tuple[BatchLevel, ...]:
-    """The whole training as levels of equal batch; the last one drops the batch that `train_samples` cannot fill."""
-    return tuple(_levels(batch))
-
-
-def _levels(batch: BatchSection) -> Iterator[BatchLevel]:
-    consumed, done = 0, 0
-    while True:
-        size = batch_size_at(consumed, batch)
-        room = (batch.train_samples - consumed) // size
-        count = min(room, _steps_until_change(consumed, size, batch))
-        if count > 0:
-            yield BatchLevel(size, done + 1, count, consumed)
-            consumed, done = consumed + count * size, done + count
-        if count == room:
-            return
 
 
 def _steps_until_change(consumed: int, size: int, batch: BatchSection) -> int:
@@ -70,47 +189,3 @@ def _steps_until_change(consumed: int, size: int, batch: BatchSection) -> int:
     while batch_size_at(change, batch) == size:
         change += 1
     return -(-(change - consumed) // size)
-
-
-def total_iterations(batch: BatchSection) -> int:
-    """Steps of the whole training."""
-    return sum(level.iterations for level in _levels(batch))
-
-
-def iterations_at(consumed_samples: int, batch: BatchSection) -> int:
-    """Steps that have been completed when `consumed_samples` samples were trained on from the start."""
-    done = 0
-    for level in _levels(batch):
-        if consumed_samples < level.consumed_samples:
-            break
-        done = (
-            level.first_iteration
-            - 1
-            + min(level.iterations, (consumed_samples - level.consumed_samples) // level.batch_size)
-        )
-    return done
-
-
-def consumed_samples_at(iteration: int, batch: BatchSection) -> int:
-    """Samples trained on after `iteration` steps (the whole training's, when it has no more)."""
-    consumed = 0
-    for level in _levels(batch):
-        if iteration < level.first_iteration:
-            break
-        steps = min(level.iterations, iteration - level.first_iteration + 1)
-        consumed = level.consumed_samples + steps * level.batch_size
-    return consumed
-
-
-def learning_rate_at(samples: int, schedule: ScheduleSection, decay_samples: int) -> float:
-    """The learning rate once `samples` samples were trained on: warm-up, then the decay, then its floor."""
-    peak, floor, warmup = schedule.learning_rate, schedule.min_learning_rate, schedule.warmup_samples
-    if warmup > 0 and samples <= warmup:
-        return peak * samples / warmup
-    if schedule.decay_style == "constant":
-        return peak
-    if samples > decay_samples:
-        return floor
-    ratio = (samples - warmup) / (decay_samples - warmup)
-    coefficient = 1.0 - ratio if schedule.decay_style == "linear" else 0.5 * (math.cos(math.pi * ratio) + 1.0)
-    return floor + coefficient * (peak - floor)

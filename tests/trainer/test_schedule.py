@@ -1,135 +1,166 @@
-"""The batch ramp and the learning rate against the original's logs and a step-by-step count."""
+"""The way through the steps (batch ramp, lengths, stops) against the original's logs and a step-by-step count."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import BatchSection, RampSection, ScheduleSection
-from trainer.schedule import (
-    batch_levels,
-    batch_size_at,
-    consumed_samples_at,
-    iterations_at,
-    learning_rate_at,
-    total_iterations,
-)
-
-
-def ramped(start: int, increment: int, samples: int, full: int, train: int) -> BatchSection:
-    ramp = RampSection(start=start, increment=increment, samples=samples)
-    return BatchSection(micro_batch_size=1, global_batch_size=full, train_samples=train, ramp=ramp)
-
-
-TR11 = ramped(192, 16, 9_765_625, 2048, 220_000_000)
+from tests.trainer.schedule_cards import card, constant, ramped
+from trainer.config import TrainerConfig
+from trainer.curriculum import sequence_length_at
+from trainer.schedule import START, Position, batch_size_at, path_of
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"),
+    ("config", "expected"),
     [
-        (TR11, 115_311),
+        (card(), 115_311),
         (ramped(16, 16, 9_765_625, 2048, 220_000_000), 128_728),
         (ramped(16, 16, 6_000_000, 2048, 300_000_000), 159_576),
         (ramped(16, 16, 5_000_000, 1024, 300_000_000), 311_541),
         (ramped(384, 16, 9_765_625, 2048, 220_000_000), 112_578),
-        (BatchSection(micro_batch_size=1, global_batch_size=2048, train_samples=4097), 2),
+        (constant(2048, 4097), 2),
     ],
 )
-def test_total_iterations(batch: BatchSection, expected: int) -> None:
-    assert total_iterations(batch) == expected
+def test_total_iterations(config: TrainerConfig, expected: int) -> None:
+    assert path_of(config).total_iterations == expected
 
 
 def test_ramp_of_tr11() -> None:
-    levels = {level.batch_size: level for level in batch_levels(TR11)}
+    path = path_of(card())
+    levels = {level.batch_size: level for level in path.batch_levels}
     assert (levels[208].consumed_samples, levels[208].first_iteration) == (84_288, 440)
     assert (levels[784].consumed_samples, levels[784].first_iteration) == (3_115_072, 7573)
     assert (levels[2048].consumed_samples, levels[2048].first_iteration) == (9_765_808, 12_659)
-    assert iterations_at(3_115_072, TR11) == 7572
-    assert consumed_samples_at(7572, TR11) == 3_115_072
-    assert consumed_samples_at(12_658, TR11) == 9_765_808
+    assert path.after_samples(3_115_072).iteration == 7572
+    assert path.after_iteration(7572).consumed_samples == 3_115_072
+    assert path.after_iteration(12_658).consumed_samples == 9_765_808
+    # A line of the log: iteration 31219 had consumed 47,768,496 samples and 97,829,879,808 tokens.
+    assert path.after_samples(47_768_496) == Position(31_214, 47_768_496, 97_829_879_808)
 
 
 def test_ramp_of_16() -> None:
-    batch = ramped(16, 16, 9_765_625, 2048, 220_000_000)
-    levels = {level.batch_size: level for level in batch_levels(batch)}
+    levels = {level.batch_size: level for level in path_of(ramped(16, 16, 9_765_625, 2048, 220_000_000)).batch_levels}
     assert levels[32].first_iteration == 4807
     assert levels[384].first_iteration == 17_949
 
 
+def test_trainings_counted_in_iterations() -> None:
+    batch = {"train_iterations": 77, "train_samples": None, "global_batch_size": 512, "ramp": None}
+    config = card(batch=batch, schedule={"warmup_samples": None, "decay_samples": None})
+    assert path_of(config).end == Position(77, 77 * 512, 77 * 512 * 2048)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (20 * 2048, 1), (20 * 2048 + 1, 2), (10**12, 50)])
+def test_training_stops_at_the_first_step_that_reaches_the_tokens(tokens: int, steps: int) -> None:
+    config = constant(20, 1000)
+    config = config.model_copy(update={"batch": config.batch.model_copy(update={"train_tokens": tokens})})
+    assert path_of(config).total_iterations == steps
+
+
+def test_positions_of_a_path_outside_itself() -> None:
+    path = path_of(constant(10, 95))
+    assert path.after_iteration(0) == path.after_samples(9) == path.after_tokens(10 * 2048 - 1) == START
+    assert path.after_iteration(10**6) == path.after_samples(10**6) == path.after_tokens(10**9) == path.end
+    assert path.end == Position(9, 90, 90 * 2048)
+    assert path.tokens_at(-1) == 0
+    assert path.tokens_at(25) == 25 * 2048
+    assert path.tokens_at(120) == 120 * 2048
+
+
+def test_a_finished_training_has_no_path_left() -> None:
+    config = constant(10, 95)
+    end = path_of(config).end
+    rest = path_of(config, end)
+    assert (rest.segments, rest.total_iterations, rest.end) == ((), 9, end)
+    assert rest.batch_levels == ()
+    assert rest.tokens_at(120) == end.consumed_tokens
+
+
+def test_a_batch_changed_in_mid_run_ends_with_the_same_samples() -> None:
+    half = path_of(constant(10, 1000)).after_iteration(50)
+    rest = path_of(constant(25, 1000), half)
+    assert rest.end == Position(50 + 20, 1000, 1000 * 2048)
+
+
+CURRICULA = st.one_of(
+    st.none(),
+    st.builds(
+        lambda start, total, kind: {"kind": kind, "start_length": start * 4, "step": 4, "total_steps": total},
+        st.integers(1, 8),
+        st.integers(1, 120),
+        st.sampled_from(["linear", "root"]),
+    ),
+    st.builds(
+        lambda first, second: {"kind": "discrete", "lengths": [8, 20, 32], "until_steps": [first, first + second]},
+        st.integers(1, 60),
+        st.integers(1, 60),
+    ),
+)
+
+
 @st.composite
-def small_batches(draw: st.DrawFn) -> BatchSection:
+def small_cards(draw: st.DrawFn) -> TrainerConfig:
     increment = draw(st.integers(1, 9))
     start = draw(st.integers(1, 20))
     full = start + increment * draw(st.integers(1, 15))
-    return ramped(start, increment, draw(st.integers(0, 3000)), full, draw(st.integers(start, 6000)))
+    sections: dict[str, Any] = {"model": {"sequence_length": 32}}
+    curriculum = draw(CURRICULA)
+    if curriculum is not None:
+        sections["curriculum"] = curriculum
+    config = ramped(start, increment, draw(st.integers(0, 3000)), full, draw(st.integers(start, 6000)), **sections)
+    tokens = draw(st.one_of(st.none(), st.integers(1, 6000 * 32)))
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"train_tokens": tokens})})
+
+
+def walk(config: TrainerConfig) -> list[Position]:
+    """Positions after each step, counted one by one."""
+    iteration, consumed, tokens, trail = 0, 0, 0, [START]
+    while config.batch.train_tokens is None or tokens < config.batch.train_tokens:
+        size = batch_size_at(consumed, config.batch)
+        if consumed + size > config.batch.train_samples:
+            break
+        iteration, consumed = iteration + 1, consumed + size
+        tokens += size * sequence_length_at(iteration, config.curriculum, config.model.sequence_length)
+        trail.append(Position(iteration, consumed, tokens))
+    return trail
 
 
 @settings(deadline=None, derandomize=True)
-@given(batch=small_batches())
-def test_levels_equal_a_count_step_by_step(batch: BatchSection) -> None:
-    consumed, trail = 0, [0]
-    while consumed + batch_size_at(consumed, batch) <= batch.train_samples:
-        consumed += batch_size_at(consumed, batch)
-        trail.append(consumed)
-    assert total_iterations(batch) == len(trail) - 1
-    for iteration, samples in enumerate(trail):
-        assert consumed_samples_at(iteration, batch) == samples
-        assert iterations_at(samples, batch) == iteration
-        if samples:
-            assert iterations_at(samples - 1, batch) == iteration - 1
-    for level in batch_levels(batch):
+@given(config=small_cards(), data=st.data())
+def test_path_equals_a_count_step_by_step(config: TrainerConfig, data: st.DataObject) -> None:
+    path, trail = path_of(config), walk(config)
+    assert path.end == trail[-1]
+    for position in trail:
+        assert path.after_iteration(position.iteration) == position
+        assert path.after_samples(position.consumed_samples) == position
+        assert path.after_tokens(position.consumed_tokens) == position
+        assert path.tokens_at(position.consumed_samples) == position.consumed_tokens
+        if position.iteration:
+            before = trail[position.iteration - 1]
+            assert path.after_samples(position.consumed_samples - 1) == before
+            assert path.after_tokens(position.consumed_tokens - 1) == before
+            middle = (before.consumed_samples + position.consumed_samples) / 2
+            assert path.tokens_at(middle) == (before.consumed_tokens + position.consumed_tokens) / 2
+    start = data.draw(st.sampled_from(trail))
+    rest = path_of(config, start)
+    assert rest.end == trail[-1]
+    assert [rest.after_iteration(position.iteration) for position in trail[start.iteration :]] == trail[
+        start.iteration :
+    ]
+    for level in path.batch_levels:
         for step in range(level.iterations):
-            assert trail[level.first_iteration - 1 + step] == level.consumed_samples + step * level.batch_size
+            position = trail[level.first_iteration - 1 + step]
+            assert position.consumed_samples == level.consumed_samples + step * level.batch_size
 
 
-@given(batch=small_batches(), samples=st.integers(0, 10_000), more=st.integers(0, 1000))
-def test_the_batch_never_shrinks_and_keeps_its_steps(batch: BatchSection, samples: int, more: int) -> None:
+@given(config=small_cards(), samples=st.integers(0, 10_000), more=st.integers(0, 1000))
+def test_the_batch_never_shrinks_and_keeps_its_steps(config: TrainerConfig, samples: int, more: int) -> None:
+    batch = config.batch
     assert batch.ramp is not None
     size = batch_size_at(samples, batch)
     assert batch.ramp.start <= size <= batch_size_at(samples + more, batch) <= batch.global_batch_size
     assert (size - batch.ramp.start) % batch.ramp.increment == 0
-
-
-def schedule(warmup: int, peak: float = 6e-5, floor: float = 6e-6, style: str = "cosine") -> ScheduleSection:
-    return ScheduleSection.model_validate(
-        {"learning_rate": peak, "min_learning_rate": floor, "warmup_samples": warmup, "decay_style": style}
-    )
-
-
-@pytest.mark.parametrize(
-    ("warmup", "decay", "samples", "logged"),
-    [
-        (183_105, 200_000_000, 59_312, "1.944E-05"),
-        (183_105, 200_000_000, 9_841_584, "5.969E-05"),
-        (183_105, 200_000_000, 47_768_496, "5.279E-05"),
-        (183_105, 200_000_000, 71_455_664, "4.475E-05"),
-        (183_105, 200_000_000, 76_002_224, "4.298E-05"),
-        (183_105, 200_000_000, 158_692_272, "1.150E-05"),
-        (183_105, 200_000_000, 177_927_088, "7.610E-06"),
-        (183_105, 200_000_000, 177_929_136, "7.609E-06"),
-        (216_320, 126_953_125, 1_519_744, "5.999E-05"),
-        (216_320, 126_953_125, 7_594_208, "5.955E-05"),
-    ],
-)
-def test_learning_rates_of_the_logs(warmup: int, decay: int, samples: int, logged: str) -> None:
-    assert f"{learning_rate_at(samples, schedule(warmup), decay):.3E}" == logged
-
-
-def test_edges_of_the_schedule() -> None:
-    plan = schedule(100)
-    assert learning_rate_at(0, plan, 1000) == 0
-    assert learning_rate_at(100, plan, 1000) == 6e-5
-    assert learning_rate_at(1000, plan, 1000) == pytest.approx(6e-6)
-    assert learning_rate_at(1001, plan, 1000) == 6e-6
-    assert learning_rate_at(550, schedule(100, style="linear"), 1000) == pytest.approx(3.3e-5)
-    assert learning_rate_at(10**9, schedule(100, style="constant"), 1000) == 6e-5
-    assert learning_rate_at(0, schedule(0), 1000) == pytest.approx(6e-5)
-
-
-@given(st.integers(0, 3000), st.integers(0, 900), st.sampled_from(["cosine", "linear", "constant"]))
-def test_the_rate_stays_between_zero_and_peak(samples: int, warmup: int, style: str) -> None:
-    rate = learning_rate_at(samples, schedule(warmup, style=style), 1000)
-    assert 0 <= rate <= 6e-5 * (1 + 1e-12)
-    if samples > warmup:
-        assert rate >= 6e-6 * (1 - 1e-12)

@@ -164,8 +164,9 @@ def _ramp(found: Estimate) -> Table | None:
 
 def _byte_rows(found: Estimate) -> list[Row]:
     files = found.checkpoint_files
+    count = "saved by the clock" if found.checkpoints is None else f"{found.checkpoints:,} at this interval"
     rows = [
-        ("checkpoint", size(found.checkpoint_bytes), f"{found.checkpoints:,} at this interval"),
+        ("checkpoint", size(found.checkpoint_bytes), count),
         ("weights alone", size(found.weight_bytes), ""),
         (
             "files, DeepSpeed layout",

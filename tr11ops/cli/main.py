@@ -44,6 +44,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "kill": LazyCommand("tr11ops.cli.kill", "kill", "Stop a run with a checkpoint, or let it go on (--release)."),
     "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
     "estimate": LazyCommand("tr11ops.cli.estimate", "estimate", "Every number that follows from a run card."),
+    "checkpoints": LazyCommand(
+        "tr11ops.cli.checkpoints", "app", "List, inspect, compare and convert checkpoints.", is_group=True
+    ),
     "data": LazyCommand("tr11ops.cli.data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
     "twin": LazyCommand("tr11ops.cli.twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
 }
@@ -83,7 +86,7 @@ class LazyGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
         rows = (
-            f"  {typer.style(name, bold=True)}{' ' * (10 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
+            f"  {typer.style(name, bold=True)}{' ' * (13 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
         )
         bold, plain = typer.style("\0", bold=True).split("\0")
         formatter.write(HELP.format(bold=bold, plain=plain, commands="\n".join(rows)))

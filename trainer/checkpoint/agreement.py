@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -86,17 +87,50 @@ class Crew:
         _guarded(lambda: dist.all_gather_object(values, value, group=self.group))
         return values
 
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on rank 0; an empty list elsewhere. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        _guarded(lambda: dist.gather_object(value, values, dst=self._first, group=self.group))
+        return values or []
+
+    def deal(self, what: str, action: Callable[[], list[T]]) -> T:
+        """Run `action` on rank 0, and give each rank its element of the list; a failure is raised on all ranks."""
+        dealt, fault = self._attempt(action) if self.rank == 0 else (None, None)
+        mine: list[Any] = [(dealt[0], None) if dealt else (None, fault)]
+        if not self.alone:
+            hands = [(hand, None) for hand in dealt] if dealt else [(None, fault)] * self.size
+            sent = hands if self.rank == 0 else None
+            _guarded(lambda: dist.scatter_object_list(mine, sent, src=self._first, group=self.group))
+        value, fault = mine[0]
+        if fault is not None:
+            raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
+        return cast(T, value)
+
+    def all_true(self, flag: bool) -> bool:
+        """Whether the flag is set on every rank; one small collective. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.int32)
+        _guarded(lambda: dist.all_reduce(flags, dist.ReduceOp.MIN, group=self.group))
+        return bool(flags.item())
+
     def broadcast(self, value: T) -> T:
         """Rank 0's value. Raises CheckpointError when a rank is lost."""
         if self.alone:
             return value
         values = [value]
-        source = 0 if self.group is None else dist.get_global_rank(self.group, 0)
-        _guarded(lambda: dist.broadcast_object_list(values, src=source, group=self.group))
+        _guarded(lambda: dist.broadcast_object_list(values, src=self._first, group=self.group))
         return values[0]
 
+    @property
+    def _first(self) -> int:
+        """The global rank of the crew's rank 0."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
 
-def _guarded(collective: Callable[[], None]) -> None:
+
+def _guarded(collective: Callable[[], object]) -> None:
     try:
         collective()
     except RuntimeError as error:

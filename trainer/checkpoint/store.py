@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import shutil
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial as bind
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,39 +25,43 @@ from trainer.checkpoint import catalogue, sharded_files
 from trainer.checkpoint.agreement import Crew, one_line
 from trainer.checkpoint.catalogue import CheckpointError, Report, Verify
 from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
-from trainer.checkpoint.files import DigestingWriter, digesting, make_folder, sync_folder
+from trainer.checkpoint.files import Bytes, as_bytes, write_files
+from trainer.checkpoint.publishing import (
+    CURSOR,
+    RNG,
+    CheckpointInfo,
+    Extras,
+    extra_files,
+    make_manifest,
+    prepare,
+    publish,
+    write_extras,
+)
+from trainer.checkpoint.save_plan import INDEX_FILE, Share, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, Piece
-from trainer.checkpoint.state import ShardedState
-from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_atomically
+from trainer.checkpoint.state import FRAGMENT_KINDS, Fragment, ShardedState
+from trainer.contract import FileEntry, Manifest, checkpoint_name, manifest_faults
 
-WEIGHTS, OPTIMIZER, RNG, CURSOR = "weights", "optimizer", "rng", "cursor.json"
+__all__ = [
+    "CURSOR",
+    "OPTIMIZER",
+    "RNG",
+    "WEIGHTS",
+    "CheckpointInfo",
+    "Extras",
+    "Loaded",
+    "SaveResult",
+    "find_resumable",
+    "load",
+    "make_manifest",
+    "prepare",
+    "publish",
+    "save",
+    "write_extras",
+]
 
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """What a checkpoint says of its run.
-
-    `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the card's keys, such as
-    {"model.layers": 4}; a load compares those that both sides have. `versions`: of torch, deepspeed, tr11.
-    """
-
-    topology: Mapping[str, int]
-    model: Mapping[str, Any]
-    run_card_hash: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    job_id: str = ""
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What must survive besides the tensors.
-
-    `cursor`: plain JSON values, the same on all ranks; `consumed_samples` and `consumed_tokens` must be among them.
-    `rng`: this rank's random state (see `trainer.checkpoint.randomness.capture`).
-    """
-
-    cursor: Mapping[str, Any]
-    rng: Mapping[str, Tensor] = field(default_factory=dict)
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
+MASTER = FRAGMENT_KINDS[0]
 
 
 @dataclass(frozen=True)
@@ -94,31 +97,67 @@ def save(
     info: CheckpointInfo,
     *,
     group: dist.ProcessGroup | None = None,
+    save_optimizer: bool = True,
+    save_random_state: bool = True,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
-    An existing checkpoint of the same step is replaced. Folders that killed saves left are removed first.
+    `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
+    takes it. `save_random_state`: without it a load derives random streams anew.
+    An existing checkpoint of the same step is replaced. Folders that killed saves left are removed first, so no
+    AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
     folder is then removed, and `latest` and all older checkpoints are as before.
     """
     crew = Crew(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
-    parts = crew.each(what, lambda: _parts(state, torch.tensor(state.optimizer_step)))
-    partial = crew.on_first(what, lambda: _prepare(folder, step, list(parts)))
+    chosen = extras if save_random_state else Extras(extras.cursor)
+    parts = crew.each(what, lambda: saved_parts(state, save_optimizer))
+    shares = {name: plan_share(pieces, crew, what) for name, pieces in parts.items()}
+    partial = crew.on_first(what, lambda: prepare(folder, step, list(parts)))
     try:
-        entries: list[FileEntry] = []
-        for name, pieces in parts.items():
-            entries += crew.each(what, bind(sharded_files.write, partial / name, partial, pieces, crew))
-        entries += crew.each(what, lambda: _write_extras(partial, crew.rank, step, extras))
-        written = tuple(chain.from_iterable(crew.gather(entries)))
-        total = crew.on_first(what, lambda: _publish(folder, partial, _manifest(step, extras, info, written)))
+        entries = crew.each(what, lambda: _write(partial, crew.rank, step, parts, shares, chosen))
+        written = tuple(chain.from_iterable(crew.collect(entries)))
+        total = crew.on_first(what, lambda: publish(folder, partial, make_manifest(step, extras, info, written)))
     except CheckpointError:
         if crew.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
+
+
+def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[Piece]]:
+    """The pieces of each folder that a save writes. Raises ValueError when one rank describes a place twice."""
+    parts = _parts(state, torch.tensor(state.optimizer_step))
+    return parts if save_optimizer else {WEIGHTS: parts[WEIGHTS]}
+
+
+def share_files(
+    rank: int, step: int, parts: Mapping[str, list[Piece]], shares: Mapping[str, Share], extras: Extras
+) -> dict[str, Iterable[Bytes]]:
+    """All files that this rank writes, by their path in the checkpoint; tensors are read when a file's turn comes."""
+    files: dict[str, Iterable[Bytes]] = {}
+    for name, share in shares.items():
+        if share.placed:
+            files[f"{name}/{share.file}"] = share.contents(sharded_files.by_index(parts[name]))
+        if share.index is not None:
+            files[f"{name}/{INDEX_FILE}"] = [as_bytes(share.index)]
+    return {**files, **extra_files(rank, step, extras)}
+
+
+def _write(
+    partial: Path,
+    rank: int,
+    step: int,
+    parts: Mapping[str, list[Piece]],
+    shares: Mapping[str, Share],
+    extras: Extras,
+) -> list[FileEntry]:
+    files = share_files(rank, step, parts, shares, extras)
+    writers = write_files((partial / name, contents) for name, contents in files.items())
+    return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
 
 
 def load(
@@ -129,12 +168,17 @@ def load(
     *,
     group: dist.ProcessGroup | None = None,
     weights_only: bool = False,
+    load_optimizer: bool = True,
+    load_random_state: bool = True,
 ) -> Loaded:
     """Fill the tensors of `state` from the checkpoint of `step` below `folder`, whatever topology wrote it. Collective.
 
     Everything is checked before the first tensor is touched: manifest, sizes of files, model facts, names, shapes,
-    dtypes. Digests are `find_resumable`'s part. `weights_only` leaves the optimizer alone (evaluation, export) and then
-    allows bf16 weights into fp32 tensors, which is exact; a training resumes in the precision that it was saved in.
+    dtypes. Digests are `find_resumable`'s part. `weights_only` leaves the optimizer alone (evaluation, export).
+    Without `load_optimizer` a training starts anew from the weights: the fp32 masters are filled from them, all other
+    optimizer tensors with zeros, and the optimizer's step is 0. Both allow bf16 weights into fp32 tensors, which is
+    exact; otherwise a training resumes in the precision that it was saved in. Without `load_random_state` the saved
+    random state is left alone, as if another topology had written it.
     Raises CheckpointError on every rank; after a failure while reading, the tensors hold a mixture and the process
     must not train on.
     """
@@ -142,21 +186,24 @@ def load(
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
-    manifest = crew.on_first(what, lambda: _checked_manifest(folder, step, info, weights_only))
+    whole = load_optimizer and not weights_only
+    manifest = crew.on_first(what, lambda: _checked_manifest(folder, step, info, whole))
     optimizer_step = torch.zeros((), dtype=torch.int64)
-    parts = crew.each(what, lambda: _parts(state, optimizer_step))
-    if weights_only:
-        del parts[OPTIMIZER]
-    for name, pieces in parts.items():
+    wishes = crew.each(what, lambda: _wishes(state, optimizer_step, weights_only, load_optimizer))
+    for name, pieces in wishes:
         index = crew.each(what, bind(sharded_files.read_index, place / name))
-        crew.each(what, bind(check_pieces, name, index, pieces, weights_only))
+        crew.each(what, bind(check_pieces, name, index, pieces, not whole))
         wanted = set().union(*crew.gather({piece.key for piece in pieces}))
         crew.each(what, bind(check_complete, name, index, wanted))
-    for name, pieces in parts.items():
+    for name, pieces in wishes:
         crew.each(what, bind(sharded_files.read, place / name, pieces, crew))
+    if not load_optimizer and not weights_only:
+        _reset_moments(state.fragments)
     same = dict(manifest.topology) == dict(info.topology)
-    cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same))
+    cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same and load_random_state))
     remarks = () if same else (_reshaped(manifest.topology, info.topology),)
+    if same and load_random_state and rng is None:
+        remarks = ("the checkpoint holds no random-number state: streams are derived anew",)
     return Loaded(manifest, cursor, int(optimizer_step), rng, remarks, time.perf_counter() - started)
 
 
@@ -214,86 +261,50 @@ def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[Piece]
     return parts
 
 
-def _prepare(folder: Path, step: int, names: list[str]) -> Path:
-    """Clean up after killed saves and make this save's hidden folder; rank 0 only."""
-    folder.mkdir(parents=True, exist_ok=True)
-    catalogue.settle_replaced(folder)
-    catalogue.remove_leftovers(folder)
-    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
-    make_folder(partial)
-    for name in (*names, RNG):
-        make_folder(partial / name)
-    return partial
+def _wishes(
+    state: ShardedState, optimizer_step: Tensor, weights_only: bool, load_optimizer: bool
+) -> list[tuple[str, list[Piece]]]:
+    """What is read from which folder, in turn: two readings of one folder where masters are made of weights."""
+    parts = _parts(state, optimizer_step)
+    if weights_only:
+        return [(WEIGHTS, parts[WEIGHTS])]
+    if load_optimizer:
+        return list(parts.items())
+    masters = [replace(item, tensors={MASTER: item.tensors[MASTER]}) for item in state.fragments]
+    pieces = [
+        replace(piece, key=piece.key.removesuffix(f"/{MASTER}")) for piece in sharded_files.fragment_pieces(masters)
+    ]
+    return [(WEIGHTS, parts[WEIGHTS]), (WEIGHTS, pieces)]
 
 
-def _write_extras(partial: Path, rank: int, step: int, extras: Extras) -> list[FileEntry]:
-    files: dict[str, Callable[[DigestingWriter], object]] = {
-        f"{RNG}/rank_{rank}.pt": lambda stream: torch.save(dict(extras.rng), cast(IO[bytes], stream))
-    }
-    if rank == 0:
-        text = json.dumps({**extras.cursor, "step": step}, indent=1, sort_keys=True) + "\n"
-        files[CURSOR] = lambda stream: stream.write(text.encode())
-    entries = []
-    for name, fill in files.items():
-        with digesting(partial / name) as stream:
-            fill(stream)
-        entries.append(stream.entry(name))
-    return entries
+def _reset_moments(fragments: Iterable[Fragment]) -> None:
+    for item in fragments:
+        for kind, run in item.tensors.items():
+            if kind != MASTER:
+                run.zero_()
 
 
-def _manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tuple[FileEntry, ...]) -> Manifest:
-    return Manifest(
-        step=step,
-        consumed_samples=extras.cursor["consumed_samples"],
-        consumed_tokens=extras.cursor["consumed_tokens"],
-        files=tuple(sorted(entries, key=lambda entry: entry.path)),
-        topology=dict(info.topology),
-        model=dict(info.model),
-        run_card_hash=info.run_card_hash,
-        created=now(),
-        versions=dict(info.versions),
-        job_id=info.job_id,
-    )
-
-
-def _publish(folder: Path, partial: Path, manifest: Manifest) -> int:
-    """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written."""
-    faults = manifest_faults(partial, manifest, read_digests=False)
-    if faults:
-        raise CheckpointError(f"what was written is not what is there: {faults[0]}")
-    manifest.write(partial)
-    for inner in sorted(path for path in partial.iterdir() if path.is_dir()):
-        sync_folder(inner)
-    sync_folder(partial)
-    home = folder / checkpoint_name(manifest.step)
-    aside = catalogue.replaced_path(folder, manifest.step, uuid.uuid4().hex[:12])
-    replacing = home.exists()
-    if replacing:
-        home.rename(aside)
-    partial.rename(home)
-    sync_folder(folder)
-    write_atomically(folder / LATEST_FILE, home.name)
-    sync_folder(folder)
-    if replacing:
-        shutil.rmtree(aside, ignore_errors=True)  # if this fails, the next save or search removes it
-    return manifest.total_bytes
-
-
-def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_only: bool) -> Manifest:
+def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, whole: bool) -> Manifest:
     manifest = catalogue.read_checkpoint(folder, step)
     faults = manifest_faults(folder / checkpoint_name(step), manifest, read_digests=False)
     if faults:
         raise CheckpointError(f"it is damaged: {faults[0]}; restore it or resume from an older step")
-    facts = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
+    facts = {key: fact for key, fact in info.model.items() if whole or key != "precision.dtype"}
     check_model(manifest.model, facts)
+    if whole and not any(entry.path.startswith(f"{OPTIMIZER}/") for entry in manifest.files):
+        raise CheckpointError(
+            "it holds no optimizer state, only weights; set checkpoint.load_optimizer = false to go on from them with "
+            "a fresh optimizer, or use another step"
+        )
     return manifest
 
 
 def _read_extras(place: Path, rank: int, same_topology: bool) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
     cursor = json.loads((place / CURSOR).read_text(encoding="utf-8"))
-    if not same_topology:
+    saved = place / RNG / f"rank_{rank}.pt"
+    if not same_topology or not saved.exists():  # files that the manifest lists were found before
         return cursor, None
-    return cursor, torch.load(place / RNG / f"rank_{rank}.pt", map_location="cpu", weights_only=True)
+    return cursor, torch.load(saved, map_location="cpu", weights_only=True)
 
 
 def _reshaped(then: Mapping[str, int], now_: Mapping[str, int]) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 from trainer.data.blend import parse_split
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus
-from trainer.data.dataset import open_splits
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import merge
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
 from trainer.data.progress import progress_bar, say
+from trainer.data.sources import Reading, open_splits
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import check_vocabulary_size, is_trained, load_tokenizer, train_tokenizer
 
@@ -154,14 +154,9 @@ def make_index(options: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(str(error)) from error
     splits = open_splits(
         prefixes,
-        split=options.split,
-        sequence_length=options.seq_length,
-        seed=options.seed,
-        train_samples=options.train_samples,
-        valid_samples=options.valid_samples,
-        test_samples=options.test_samples,
-        vocabulary_size=options.vocab_size,
-        cache_folder=options.cache_dir,
+        options.split,
+        {"train": options.train_samples, "valid": options.valid_samples, "test": options.test_samples},
+        Reading(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
     )
     return {"sequence_length": options.seq_length, "samples": {name: len(source) for name, source in splits.items()}}
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.data.errors import DataError
+from trainer.data.groups import parse_number
 
 # A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
 BLEND_MARGIN = 1.005
@@ -20,70 +19,9 @@ BLEND_BLOCK = 1 << 22
 BLEND_WARM_UP = 512
 
 
-@dataclass(frozen=True)
-class Member:
-    """One data set of a mixture: relative weight, prefix of its pair, and the part of its sequences, as fractions."""
-
-    weight: float
-    prefix: str
-    start: float = 0.0
-    end: float = 1.0
-
-    def documents(self, count: int) -> range:
-        """The sequences of a data set of `count` that belong to this part (rounded half to even)."""
-        return range(round(self.start * count), round(self.end * count))
-
-
-@dataclass(frozen=True)
-class Group:
-    """A named mixture, e.g. `train`, or one of several validation sets."""
-
-    name: str
-    members: tuple[Member, ...]
-
-
-def parse_group(text: str) -> Group:
-    """A mixture from `NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...`. Raises DataError."""
-    name, colon, rest = text.partition(":")
-    if not colon or not name.strip():
-        raise DataError(f"data group {text[:60]!r} has no name; write NAME: WEIGHT START:END PREFIX, ...")
-    members = []
-    for part in rest.split(","):
-        fields = part.split()
-        if len(fields) != 3:
-            raise DataError(
-                f"data group {name.strip()}: {part.strip()!r} has {len(fields)} parts,"
-                " expected 3: WEIGHT START:END PREFIX"
-            )
-        start, end = parse_range(fields[1])
-        members.append(Member(_number(fields[0], f"weight of {fields[2]}"), fields[2], start, end))
-    return Group(name.strip(), tuple(members))
-
-
-def parse_range(text: str) -> tuple[float, float]:
-    """START:END, two fractions with 0 <= START < END <= 1. Raises DataError."""
-    parts = text.split(":")
-    if len(parts) != 2:
-        raise DataError(f"data range {text!r} must be START:END, for example 0:0.95")
-    start, end = (_number(part, f"data range {text!r}") for part in parts)
-    if not 0.0 <= start < end <= 1.0:
-        raise DataError(f"data range {text!r} must have 0 <= START < END <= 1")
-    return start, end
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{what}: {text!r} is not a number")
-    return value
-
-
 def parse_split(split: str) -> tuple[float, float, float]:
     """Shares of training, validation and test from `949,50,1`; they need not sum to anything. Raises DataError."""
-    shares = [_number(part, f"split {split!r}") for part in split.split(",")]
+    shares = [parse_number(part, f"split {split!r}") for part in split.split(",")]
     if not 1 <= len(shares) <= 3 or any(share < 0 for share in shares) or sum(shares) <= 0:
         raise DataError(f"split {split!r} must be one to three numbers, none negative, such as 949,50,1")
     shares += [0.0] * (3 - len(shares))
@@ -202,8 +140,3 @@ def _run(
         choices[step] = chosen
         counts[chosen, columns] += 1
     return choices
-
-
-def prefix_name(prefix: Path | str) -> str:
-    """The last part of a prefix, for names of files made from it."""
-    return Path(prefix).name

@@ -1,33 +1,30 @@
-"""Index maps on disk: built by one rank, named after everything they depend on, checked before use."""
+"""Index maps and the order of mixtures on disk: computed by one rank, named after everything they depend on."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.contract import file_digest, read_json, write_json
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.array_cache import APPEARANCE_SECONDS, ArrayCache, CacheKey, key_digest
+from trainer.data.blend import build_blend
 from trainer.data.index import LAST_EPOCH_SHARE, IndexMaps, build_index_maps
 
-# Raised by one whenever the maths of the maps changes, so that no map of older maths is found.
+# Raised by one whenever the maths changes, so that nothing of older maths is found.
 MAPS_REVISION = 1
+BLEND_REVISION = 1
 PARTS = ("doc", "sample", "shuffle")
-# How long a rank that did not build waits for the files to appear: shared file systems show them late.
-APPEARANCE_SECONDS = 30.0
+BLEND_PARTS = ("set", "number")
+
+Blend = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class IndexMapsKey:
+class IndexMapsKey(CacheKey):
     """Everything that index maps are a function of.
 
     `sizes_digest` stands for the data: the maps depend on nothing of it but the lengths of the documents in the range.
@@ -47,10 +44,23 @@ class IndexMapsKey:
     @property
     def stem(self) -> str:
         """Beginning of the files' names: readable parts, then a digest of all of the key."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         size = f"{self.samples}ns_{self.sequence_length}sl_{self.seed}s"
-        return f"{self.data_set}_{self.name}_indexmap_{size}_{digest}"
+        return f"{self.data_set}_{self.name}_indexmap_{size}_{key_digest(self)}"
+
+
+@dataclass(frozen=True)
+class BlendKey(CacheKey):
+    """Everything that the order of a mixture is a function of: the weights, in their order, and its length."""
+
+    name: str
+    weights: tuple[float, ...]
+    samples: int
+    revision: int = BLEND_REVISION
+
+    @property
+    def stem(self) -> str:
+        """Beginning of the files' names: readable parts, then a digest of all of the key."""
+        return f"{self.name}_blend_{len(self.weights)}sets_{self.samples}ns_{key_digest(self)}"
 
 
 def digest_sizes(sizes: npt.NDArray[Any], documents: range) -> str:
@@ -63,43 +73,23 @@ def digest_sizes(sizes: npt.NDArray[Any], documents: range) -> str:
 
 
 class IndexMapsCache:
-    """Index maps in one folder: three `.npy` files and, written last, one `.json` with their sizes and digests."""
+    """Index maps in one folder."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-
-    def record_path(self, key: IndexMapsKey) -> Path:
-        """The file whose existence says that the three maps are complete."""
-        return self.folder / f"{key.stem}.json"
-
-    def part_path(self, key: IndexMapsKey, part: str) -> Path:
-        """The file of one map; part is `doc`, `sample` or `shuffle`."""
-        return self.folder / f"{key.stem}_{part}_idx.npy"
+        self.files = ArrayCache(Path(folder))
 
     def load(self, key: IndexMapsKey, check_digests: bool) -> IndexMaps | None:
-        """The memory-mapped maps; None when they are absent or damaged in any way, and so must be built.
+        """The memory-mapped maps; None when they are absent or damaged in any way, and so must be built."""
+        found = self.files.load(key, PARTS, check_digests)
+        return None if found is None else IndexMaps(*found)
 
-        Sizes, types and shapes are always compared with the record; contents only when `check_digests`.
+    def ensure(self, key: IndexMapsKey, sizes: npt.NDArray[Any]) -> bool:
+        """Build the maps unless sound ones are there; True when they were built. For the one rank that builds.
+
+        Raises DataError when the data or the disk does not allow it.
         """
-        try:
-            record = read_json(self.record_path(key))
-            if record is None or record.get("key") != asdict(key):
-                return None
-            return IndexMaps(*(self._load_part(key, part, record["files"][part], check_digests) for part in PARTS))
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
-            return None
-
-    def _load_part(self, key: IndexMapsKey, part: str, entry: dict[str, Any], check_digest: bool) -> npt.NDArray[Any]:
-        path = self.part_path(key, part)
-        if path.stat().st_size != entry["bytes"] or (check_digest and file_digest(path) != entry["digest"]):
-            raise ValueError(f"{path} is not the file that was written")
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
-            raise ValueError(f"{path} is not the array that was written")
-        return array
-
-    def build(self, key: IndexMapsKey, sizes: npt.NDArray[Any]) -> None:
-        """Build the maps of `key` and write them. Raises DataError when the data or the disk does not allow it."""
+        if self.load(key, check_digests=True) is not None:
+            return False
         maps = build_index_maps(
             sizes,
             range(key.first_document, key.end_document),
@@ -108,71 +98,28 @@ class IndexMapsCache:
             seed=key.seed,
             last_epoch_share=key.last_epoch_share,
         )
-        with explain_os_errors("writing index maps to", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.record_path(key).unlink(missing_ok=True)
-            arrays = zip(PARTS, (maps.documents, maps.samples, maps.shuffle), strict=True)
-            files = {part: self._write_part(self.part_path(key, part), array) for part, array in arrays}
-            write_json(self.record_path(key), {"key": asdict(key), "files": files})
-
-    def _write_part(self, path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=self.folder)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                np.save(stream, array, allow_pickle=False)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.chmod(0o664)
-            entry = {
-                "bytes": temporary.stat().st_size,
-                "digest": file_digest(temporary),
-                "shape": list(array.shape),
-                "dtype": str(array.dtype),
-            }
-            temporary.replace(path)
-            return entry
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-    def ensure(self, key: IndexMapsKey, sizes: npt.NDArray[Any]) -> bool:
-        """Build the maps unless sound ones are there; True when they were built. For the one rank that builds."""
-        if self.load(key, check_digests=True) is not None:
-            return False
-        self.build(key, sizes)
+        self.files.write(key, dict(zip(PARTS, (maps.documents, maps.samples, maps.shuffle), strict=True)))
         return True
 
     def wait(self, key: IndexMapsKey, seconds: float = APPEARANCE_SECONDS) -> IndexMaps:
         """The maps that the builder made. Raises DataError when they do not appear in time."""
-        deadline = time.monotonic() + seconds
-        while True:
-            maps = self.load(key, check_digests=False)
-            if maps is not None:
-                return maps
-            if time.monotonic() > deadline:
-                raise DataError(
-                    f"the index maps {self.record_path(key)} did not appear: the rank that builds them failed (see its"
-                    " error), or this node does not see that folder; use a folder that all nodes share"
-                )
-            time.sleep(0.2)
+        return IndexMaps(*self.files.wait(key, PARTS, seconds))
 
 
-def build_or_load(
-    cache: IndexMapsCache,
-    key: IndexMapsKey,
-    sizes: npt.NDArray[Any],
-    is_builder: bool,
-    barrier: Callable[[], None],
-) -> IndexMaps:
-    """The maps of `key`, built by the one rank that `is_builder` and read by all.
+class BlendCache:
+    """Orders of mixtures in one folder: that of a long training takes half a minute to compute, and no time to map."""
 
-    Every rank that takes part in `barrier` must call this; it is reached once by each, also when building fails, so
-    that nobody waits for ever. Raises DataError on the builder with the cause, on the others because nothing appeared.
-    """
-    try:
-        if is_builder:
-            cache.ensure(key, sizes)
-    finally:
-        barrier()
-    return cache.wait(key)
+    def __init__(self, folder: Path | str) -> None:
+        self.files = ArrayCache(Path(folder))
+
+    def ensure(self, key: BlendKey) -> bool:
+        """Compute the order unless a sound one is there; True when it was computed. Raises DataError."""
+        if self.files.load(key, BLEND_PARTS, check_digests=True) is not None:
+            return False
+        self.files.write(key, dict(zip(BLEND_PARTS, build_blend(key.weights, key.samples), strict=True)))
+        return True
+
+    def wait(self, key: BlendKey, seconds: float = APPEARANCE_SECONDS) -> Blend:
+        """For each sample the member and its number there. Raises DataError when they do not appear in time."""
+        sets, numbers = self.files.wait(key, BLEND_PARTS, seconds)
+        return sets, numbers

@@ -1,8 +1,9 @@
-"""The `.bin`/`.idx` pair of token sequences: its format, and a memory-mapped reader that trusts nothing.
+"""The `.bin`/`.idx` pair of token sequences: its formats, and a memory-mapped reader that trusts nothing.
 
 `PREFIX.bin` holds the tokens of all sequences back to back in one little-endian type. `PREFIX.idx` holds, after a
 header, the length of each sequence (int32), its byte offset (int64) and the document starts (int64, in sequences).
-This is the layout that Megatron writes and reads, so data prepared by either can be read by the other.
+This is the layout that Megatron writes and reads, so data prepared by either can be read by the other. An older kind
+of index (`TNTIDX`), which holds all numbers as int64 and offsets in elements, is read as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ OLD_MAGIC = b"TNTIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type code, sequences, entries of the document index
 OLD_HEADER = struct.Struct("<8sQQQQQQ")  # magic, version, type code, element bytes, sequences, sizes, document entries
+
+Kind = Literal["mapped", "older"]
+# What a run card may ask for: the kind that is there, or one of them alone; `cached` holds all tokens in memory.
+Implementation = Literal["infer", "mmap", "lazy", "cached"]
+KIND_OF: dict[str, Kind] = {"mmap": "mapped", "lazy": "older", "cached": "older"}
 
 # Code 7 was float64 in the files of 2022 and is float32 in newer ones; the size of the .bin decides.
 TYPE_CODES: dict[int, tuple[np.dtype[Any], ...]] = {
@@ -67,11 +73,11 @@ def dtype_for_vocabulary(vocabulary_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Index:
+    kind: Kind
     code: int
     dtypes: tuple[np.dtype[Any], ...]
     sizes: npt.NDArray[Any]  # tokens per sequence
-    offsets: npt.NDArray[Any]  # where each sequence begins in the .bin, in bytes or in elements
-    offsets_in_bytes: bool
+    offsets: npt.NDArray[Any]  # where each sequence begins in the .bin: in bytes, or of the older kind in elements
     documents: npt.NDArray[np.int64]
 
 
@@ -79,11 +85,13 @@ class IndexedDataset:
     """A read-only, memory-mapped pair `PREFIX.bin` and `PREFIX.idx`.
 
     `sizes` int32 [sequences], `documents` int64 [documents + 1] (sequence numbers at which documents begin),
-    `dtype` of a token. Opening reads the index, checks it against the .bin, and maps both; it reads no tokens.
+    `dtype` of a token, `kind` of the index. Opening reads the index, checks it against the .bin, and maps both; it
+    reads no tokens. `implementation` `infer` takes either kind, `mmap` the newer one alone, `lazy` and `cached` the
+    older one alone, and `cached` reads all tokens into memory.
     Raises DataError, naming the file and the fault, for anything absent, truncated, foreign or not belonging together.
     """
 
-    def __init__(self, prefix: Path | str) -> None:
+    def __init__(self, prefix: Path | str, implementation: Implementation = "infer") -> None:
         self.prefix = str(prefix)
         self.path = bin_path(prefix)
         index_file = idx_path(prefix)
@@ -97,17 +105,28 @@ class IndexedDataset:
         with explain_os_errors("reading", index_file):
             index = _read_index(index_file, self.path)
             self.bytes = self.path.stat().st_size
+        if KIND_OF.get(implementation, index.kind) != index.kind:
+            found = "an older index (TNTIDX)" if index.kind == "older" else "a memory-mapped index (MMIDIDX)"
+            raise DataError(
+                f"{index_file} is {found}, which the implementation {implementation!r} does not read; set"
+                " data.implementation to infer"
+            )
+        self.kind = index.kind
         self.code = index.code
         self.sizes = index.sizes
         self.documents = index.documents
         self.dtype = _choose_dtype(index, self.bytes, self.path)
         self._offsets = index.offsets
-        self._divisor = self.dtype.itemsize if index.offsets_in_bytes else 1
+        self._divisor = self.dtype.itemsize if index.kind == "mapped" else 1
         if self.bytes == 0 or len(self.sizes) == 0:
             raise DataError(f"{self.path} holds no tokens; every text of the input was empty, or the input was")
         _check_layout(index, self.dtype, self.bytes, index_file, self.path)
         with explain_os_errors("mapping", self.path):
-            self.tokens: npt.NDArray[Any] = np.memmap(self.path, dtype=self.dtype, mode="r")
+            self.tokens: npt.NDArray[Any] = (
+                np.fromfile(self.path, dtype=self.dtype)
+                if implementation == "cached"
+                else np.memmap(self.path, dtype=self.dtype, mode="r")
+            )
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -193,11 +212,11 @@ def _read_mapped_index(path: Path, start: bytes, size: int) -> _Index:
         raise _truncated(path, size, expected)
     sizes_end = HEADER.size + 4 * sequences
     return _Index(
+        kind="mapped",
         code=code,
         dtypes=dtypes,
         sizes=_array(path, "<i4", HEADER.size, sequences),
         offsets=_array(path, "<i8", sizes_end, sequences),
-        offsets_in_bytes=True,
         documents=_array(path, "<i8", sizes_end + 8 * sequences, documents),
     )
 
@@ -219,11 +238,11 @@ def _read_old_index(path: Path, start: bytes, size: int) -> _Index:
     offsets = _array(path, "<i8", at, sequences + 1)
     at += 8 * (sequences + 1)
     return _Index(
+        kind="older",
         code=code,
         dtypes=dtypes,
         sizes=_array(path, "<i8", at, sequences),
         offsets=offsets[:-1],
-        offsets_in_bytes=False,
         documents=_array(path, "<i8", at + 8 * sequences, documents),
     )
 
@@ -237,7 +256,7 @@ def _array(path: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
 def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Path, bin_file: Path) -> None:
     """Lengths, offsets and document starts agree with each other and with the size of the .bin."""
     sizes, offsets, documents = index.sizes, index.offsets, index.documents
-    unit = dtype.itemsize if index.offsets_in_bytes else 1
+    unit = dtype.itemsize if index.kind == "mapped" else 1
     end = (int(offsets[-1]) + int(sizes[-1]) * unit) * (dtype.itemsize // unit)
     if end != bin_bytes:
         raise DataError(

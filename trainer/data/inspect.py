@@ -27,6 +27,7 @@ class Inspection:
     """Facts of one pair. Lengths are in tokens; `largest_token` is over the whole file."""
 
     prefix: str
+    kind: str
     dtype: str
     type_code: int
     sequences: int
@@ -62,6 +63,7 @@ def inspect_pair(
         peeks.append(Peek(number, int(sizes[number]), ids, None if tokenizer is None else tokenizer.decode(ids)))
     return Inspection(
         prefix=str(prefix),
+        kind=data.kind,
         dtype=str(data.dtype),
         type_code=data.code,
         sequences=len(data),

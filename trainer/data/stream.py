@@ -2,124 +2,178 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource, open_groups, open_splits
-from trainer.data.errors import DataError
-
-__all__ = ["BlendedDataset", "DataError", "GPTDataset", "SampleSource", "SampleStream", "open_groups", "open_splits"]
+from trainer.data.dataset import SampleSource, read_rows
+from trainer.data.order import Order, OrderName, Share, make_order
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 
-class SampleStream(Iterator[MicroBatch]):
+@runtime_checkable
+class Reader(Protocol):
+    """Reads samples of one source, perhaps ahead of their use."""
+
+    sequence_length: int
+    depth: int  # requests worth having under way beyond the one that is waited for
+
+    def __len__(self) -> int:
+        """Number of samples of the source."""
+
+    def ask(self, numbers: npt.NDArray[np.int64]) -> int:
+        """Ask for samples; returns a ticket for them."""
+
+    def take(self, ticket: int) -> npt.NDArray[np.int64]:
+        """The samples asked for [numbers, sequence_length + 1]; waits for them. Each ticket is taken or dropped."""
+
+    def drop(self, ticket: int) -> None:
+        """The samples of this ticket are not wanted any more."""
+
+
+class DirectReader:
+    """Reads in this process, when the samples are taken."""
+
+    depth = 0
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self.sequence_length = source.sequence_length
+        self._asked: dict[int, npt.NDArray[np.int64]] = {}
+        self._tickets = 0
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def ask(self, numbers: npt.NDArray[np.int64]) -> int:
+        """Remember what was asked."""
+        self._tickets += 1
+        self._asked[self._tickets] = numbers
+        return self._tickets
+
+    def take(self, ticket: int) -> npt.NDArray[np.int64]:
+        """Read it."""
+        return read_rows(self._source, self._asked.pop(ticket))
+
+    def drop(self, ticket: int) -> None:
+        """Forget it."""
+        del self._asked[ticket]
+
+
+class MicroBatchStream(Iterator[MicroBatch], Protocol):
+    """What the loop draws from. One stream is drawn from by one thread."""
+
+    def state(self) -> int:
+        """Samples consumed by all replicas."""
+
+    def skip_to(self, consumed_samples: int) -> None:
+        """Go on as if so many samples were consumed."""
+
+    def close(self) -> None:
+        """Give up what is being read ahead."""
+
+
+class SampleStream:
     """Micro-batches (tokens, labels), each int64 [micro_batch_size, sequence_length]; labels are tokens one further.
 
-    All replicas together take `micro_batch_size * dp_size` samples at a time, in order, from `consumed_samples` on;
-    replica r takes the r-th part. So a global batch holds the same samples whatever the number of replicas, and a step
-    may take as many micro-batches as its global batch needs: ramp-up and resume need nothing else. An incomplete chunk
-    at the end is not used. `prefetch` > 0 lets one thread (never a process) read so many micro-batches ahead.
+    All replicas together take `micro_batch_size * dp_size` samples at a time, from `consumed_samples` on; in the order
+    `single` replica r takes the r-th part of each such chunk. So a global batch holds the same samples whatever the
+    number of replicas, and a step may take as many micro-batches as its global batch needs: ramp-up, skipped ranges
+    and resume need nothing else. `cyclic` goes through the samples again and again, see `trainer.data.order`.
 
-    Raises DataError at once when less than one chunk is left at `consumed_samples`.
-    Iteration ends (StopIteration) when the samples are used up. Call `close` to end the thread early.
+    Raises DataError at once when no micro-batch is left at `consumed_samples`.
+    Iteration ends (StopIteration) when the samples are used up.
     """
 
     def __init__(
         self,
-        dataset: SampleSource,
+        reader: Reader | SampleSource,
         micro_batch_size: int,
         *,
         dp_rank: int = 0,
         dp_size: int = 1,
         consumed_samples: int = 0,
-        prefetch: int = 0,
+        order: OrderName = "single",
     ) -> None:
-        if micro_batch_size < 1 or not 0 <= dp_rank < dp_size or consumed_samples < 0 or prefetch < 0:
-            raise ValueError(
-                f"micro batch size {micro_batch_size} must be positive, replica {dp_rank} one of {dp_size},"
-                f" consumed samples {consumed_samples} and prefetch {prefetch} not negative"
-            )
-        self.dataset = dataset
-        self.sequence_length = dataset.sequence_length
-        self.micro_batch_size = micro_batch_size
-        self.dp_rank = dp_rank
-        self.chunk = micro_batch_size * dp_size
-        if consumed_samples + self.chunk > len(dataset):
-            raise DataError(
-                f"the data has {len(dataset)} samples and {consumed_samples} are consumed: fewer are left than one"
-                f" micro-batch of every replica ({self.chunk}); ask for more samples or finish the run"
-            )
-        self._consumed = consumed_samples
-        self._prefetcher = _Prefetcher(self, prefetch) if prefetch > 0 else None
+        self._reader: Reader = reader if isinstance(reader, Reader) else DirectReader(reader)
+        share = Share(len(reader), micro_batch_size, dp_rank, dp_size)
+        self._order: Order = make_order(order, share)
+        self._chunk = share.chunk
+        self._ahead: deque[int] = deque()  # tickets, the next micro-batch first
+        if consumed_samples < 0:
+            raise ValueError(f"consumed samples {consumed_samples} must not be negative")
+        self._order.check(consumed_samples, more=True)
+        self._consumed = self._asked = consumed_samples
+
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> MicroBatch:
-        """The next micro-batch of this replica."""
-        if self._consumed + self.chunk > len(self.dataset):
-            self.close()
+        """The next micro-batch of this replica. Raises DataError when it cannot be read."""
+        while len(self._ahead) <= self._reader.depth:
+            numbers = self._order.numbers(self._asked)
+            if numbers is None:
+                break
+            self._ahead.append(self._reader.ask(numbers))
+            self._asked += self._chunk
+        if not self._ahead:
             raise StopIteration
-        batch = self._prefetcher.get() if self._prefetcher is not None else self._read(self._consumed)
-        self._consumed += self.chunk
-        return batch
+        rows = self._reader.take(self._ahead.popleft())
+        self._consumed += self._chunk
+        window = torch.from_numpy(rows)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     def state(self) -> int:
         """Samples consumed by all replicas: start a new stream with it to go on where this one is."""
         return self._consumed
 
-    def close(self) -> None:
-        """End the reading thread, if there is one. Idempotent; the stream can still be asked for its state."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-            self._prefetcher = None
+    def skip_to(self, consumed_samples: int) -> None:
+        """Go on as if so many samples were consumed, forwards or backwards; nothing between is read.
 
-    def _read(self, consumed: int) -> MicroBatch:
-        rows = np.empty((self.micro_batch_size, self.sequence_length + 1), dtype=np.int64)
-        first = consumed + self.dp_rank * self.micro_batch_size
-        for row in range(self.micro_batch_size):
-            self.dataset.read(first + row, rows[row])
-        window = torch.from_numpy(rows)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
-
-class _Prefetcher:
-    """A daemon thread that reads micro-batches ahead into a bounded queue; an error in it is raised by `get`."""
-
-    def __init__(self, stream: SampleStream, depth: int) -> None:
-        self._queue: queue.Queue[MicroBatch | Exception] = queue.Queue(maxsize=depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(stream._read, range(stream._consumed, len(stream.dataset) - stream.chunk + 1, stream.chunk)),
-            name="data-prefetch",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def _run(self, read: Callable[[int], MicroBatch], positions: range) -> None:
-        for consumed in positions:
-            try:
-                item: MicroBatch | Exception = read(consumed)
-            except Exception as error:  # handed to the caller's thread, which raises it
-                item = error
-            while not self._stopped.is_set():
-                try:
-                    self._queue.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._stopped.is_set() or isinstance(item, Exception):
-                return
-
-    def get(self) -> MicroBatch:
-        item = self._queue.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
+        At the very end there is nothing more, and the iteration ends. Raises DataError beyond it; the stream then
+        stays where it is.
+        """
+        if consumed_samples == self._consumed:
+            return
+        if consumed_samples < 0:
+            raise ValueError(f"consumed samples {consumed_samples} must not be negative")
+        self._order.check(consumed_samples, more=False)
+        self.close()
+        self._consumed = self._asked = consumed_samples
 
     def close(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+        """Give up what is being read ahead. Idempotent; the stream can be used on, and asked for its state."""
+        while self._ahead:
+            self._reader.drop(self._ahead.popleft())
+        self._asked = self._consumed
+
+
+@dataclass
+class EmptyStream:
+    """The stream of a rank that reads no data: it keeps count, and yields nothing."""
+
+    consumed_samples: int = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MicroBatch:
+        """There is none."""
+        raise StopIteration
+
+    def state(self) -> int:
+        """Samples of the last `skip_to`."""
+        return self.consumed_samples
+
+    def skip_to(self, consumed_samples: int) -> None:
+        """Remember the samples."""
+        self.consumed_samples = consumed_samples
+
+    def close(self) -> None:
+        """Nothing is held."""

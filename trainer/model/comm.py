@@ -1,18 +1,27 @@
-"""The four collectives of tensor parallelism, each with the right gradient.
+"""The collectives of tensor parallelism, each with the right gradient.
 
-`copy` and `reduce` are each other's gradient, so are `gather` and `scatter` (along the last dimension). A group of
-None stands for one worker: the tensor is returned as it is. Reductions write into their argument, which must not be
-used again.
+Activations are [batch, sequence, features]. A *tensor region* (attention or MLP) starts from whole hidden states and
+ends in partial sums of them. Outside, each tensor rank holds either a copy of the whole hidden states, or, with
+sequence parallelism, its own stretch of the sequence:
+
+    into a region      copy_to_tensor_region         gather_sequence
+    out of it          reduce_from_tensor_region     reduce_scatter_sequence
+
+In each column the two are each other's gradient. A group of None stands for one worker: the tensor is returned as it
+is. `reduce_from_tensor_region` writes into its argument, which must not be used again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+Pending = Callable[[], Tensor]
 
 
 def copy_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -25,31 +34,67 @@ def reduce_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Ten
     return tensor if group is None else _Reduce.apply(tensor, group)
 
 
-def gather_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Join the workers' slices along the last dimension; the gradient is cut back."""
+def gather_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Join the workers' stretches along dimension 1; the gradients are summed and cut again."""
     return tensor if group is None else _Gather.apply(tensor, group)
 
 
-def scatter_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Keep this worker's slice of the last dimension; the gradient is joined."""
-    return tensor if group is None else _Scatter.apply(tensor, group)
+def reduce_scatter_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Sum partial results and keep this worker's stretch of dimension 1; the gradient is joined.
+
+    Raises ValueError when the sequence cannot be cut evenly.
+    """
+    return tensor if group is None else _ReduceScatter.apply(tensor, group)
 
 
-def _all_reduce(tensor: Tensor, group: ProcessGroup) -> Tensor:
+def stretch(length: int, group: ProcessGroup) -> slice:
+    """The places of a sequence of `length` that this worker holds. Raises ValueError when it cannot be cut evenly."""
+    parts = dist.get_world_size(group)
+    if length % parts:
+        raise ValueError(
+            f"a sequence of {length} tokens cannot be cut over {parts} tensor ranks; "
+            "use a length that they divide, or switch parallel.sequence_parallel off"
+        )
+    size = length // parts
+    first = dist.get_rank(group) * size
+    return slice(first, first + size)
+
+
+def start_all_reduce(tensor: Tensor, group: ProcessGroup) -> Pending:
+    """Begin to sum `tensor` over the group, in place where it is contiguous; call the result to wait for the sum."""
     tensor = tensor.contiguous()
-    dist.all_reduce(tensor, group=group)
-    return tensor
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    return _after(work, lambda: tensor)
 
 
-def _join(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    tensor = tensor.contiguous()
-    slices = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(slices, tensor, group=group)
-    return torch.cat(slices, dim=-1)
+def start_gather(tensor: Tensor, group: ProcessGroup) -> Pending:
+    """Begin to join stretches [batch, part, ..] to [batch, sequence, ..]; call the result to wait for it."""
+    parts = dist.get_world_size(group)
+    batch, part, *rest = tensor.shape
+    joined = tensor.new_empty(parts * batch, part, *rest)
+    work = dist.all_gather_into_tensor(joined, tensor.contiguous(), group=group, async_op=True)
+    return _after(
+        work, lambda: joined.view(parts, batch, part, *rest).transpose(0, 1).reshape(batch, parts * part, *rest)
+    )
 
 
-def _cut(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    return tensor.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)].contiguous()
+def start_reduce_scatter(tensor: Tensor, group: ProcessGroup) -> Pending:
+    """Begin to sum [batch, sequence, ..] and cut it to this worker's stretch; call the result to wait for it."""
+    batch, length, *rest = tensor.shape
+    mine = stretch(length, group)
+    part = mine.stop - mine.start
+    pieces = tensor.reshape(batch, length // part, part, *rest).transpose(0, 1).contiguous()
+    result = tensor.new_empty(batch, part, *rest)
+    work = dist.reduce_scatter_tensor(result, pieces.view(-1, part, *rest), group=group, async_op=True)
+    return _after(work, lambda: result)
+
+
+def _after(work: Any, result: Pending) -> Pending:
+    def wait() -> Tensor:
+        work.wait()
+        return result()
+
+    return wait
 
 
 class _Copy(torch.autograd.Function):
@@ -60,13 +105,13 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _all_reduce(gradient, ctx.group), None
+        return start_all_reduce(gradient, ctx.group)(), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_reduce(tensor.detach(), group)
+        return start_all_reduce(tensor.detach(), group)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -77,19 +122,19 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _join(tensor, group)
+        return start_gather(tensor, group)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _cut(gradient, ctx.group), None
+        return start_reduce_scatter(gradient, ctx.group)(), None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _cut(tensor, group)
+        return start_reduce_scatter(tensor, group)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _join(gradient, ctx.group), None
+        return start_gather(gradient, ctx.group)(), None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.config import ModelSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
+ADAM_8BIT_BYTES = 2  # the same in 8 bits; the scales of their blocks (under 2 %) are not counted
 MASTER_BYTES = 4  # fp32 copy of each parameter
 GRADIENT_BYTES = 4  # gradients are accumulated in fp32
 
@@ -57,8 +58,13 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
 
 def _sharded_block(model: ModelSection) -> int:
     """What tensor parallelism divides in a block: four matrices, and the biases of the column-parallel two."""
-    hidden, ffn = model.hidden_size, model.ffn
-    return 4 * hidden * hidden + 2 * hidden * ffn + 3 * hidden + ffn
+    hidden, ffn, heads = model.hidden_size, model.ffn, attention_width(model)
+    return 4 * hidden * heads + 2 * hidden * ffn + 3 * heads + ffn
+
+
+def attention_width(model: ModelSection) -> int:
+    """Width of all heads together; `hidden_size` unless `kv_channels` says otherwise."""
+    return model.attention_heads * model.head_size
 
 
 def _replicated_block(model: ModelSection) -> int:
@@ -123,7 +129,7 @@ def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: boo
 
 
 # ----------------------------------------------------------------------------- floating-point operations
-def tflops_per_gpu(  # the formula's own six quantities
+def tflops_per_gpu(
     model: ModelSection,
     padded_vocabulary_size: int,
     global_batch_size: float,
@@ -137,56 +143,149 @@ def tflops_per_gpu(  # the formula's own six quantities
     """
     length = sequence_length or model.sequence_length
     hidden, layers = model.hidden_size, model.layers
-    passes = 4 if model.activation_checkpointing else 3
     relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
-    operations = 24 * passes * global_batch_size * length * layers * hidden**2 * relative
+    operations = 24 * _passes(model) * global_batch_size * length * layers * hidden**2 * relative
     return operations / (seconds * world_size * 1e12)
 
 
-def model_flops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> int:
+def approximate_tflops_per_gpu(
+    model: ModelSection,
+    parameters: int,
+    global_batch_size: float,
+    seconds: float,
+    world_size: int,
+    sequence_length: int | None = None,
+) -> float:
+    """The rule of thumb beside it: 2 operations per parameter, token and pass; attention scores are left out.
+
+    Passes: one forward, two backward, one more forward under activation checkpointing.
+    """
+    tokens = global_batch_size * (sequence_length or model.sequence_length)
+    return 2 * _passes(model) * parameters * tokens / (seconds * world_size * 1e12)
+
+
+def _passes(model: ModelSection) -> int:
+    return 4 if model.activation_checkpointing else 3
+
+
+def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> float:
+    """What the original's FLOP counter grows by with `samples` samples: 6 per token and parameter, no embeddings.
+
+    Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be compared.
+    """
+    parameters = count_parameters(model, padded_vocabulary_size).without_embeddings
+    return 6 * samples * model.sequence_length * parameters / 1e9
+
+
+def model_flops(
+    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+) -> int:
     """Operations that `samples` samples need: a forward pass and twice that backward, nothing recomputed.
 
-    2 for each multiply-add; attention scores over the full window, as the usual formula has it.
+    2 for each multiply-add; attention scores over the full window, as the usual formula has it. `sequence_length`:
+    of these samples, where a curriculum makes them shorter than the card's.
     """
-    return 3 * samples * (model.layers * _block_forward(model) + _logits_forward(model, padded_vocabulary_size))
+    length = sequence_length or model.sequence_length
+    forward = model.layers * _block_forward(model, length)
+    return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length))
 
 
-def hardware_flops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> int:
+def hardware_flops(
+    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+) -> int:
     """Operations carried out: `model_flops`, and one more forward pass of the blocks under activation checkpointing."""
-    recomputed = samples * model.layers * _block_forward(model) if model.activation_checkpointing else 0
-    return model_flops(model, padded_vocabulary_size, samples) + recomputed
+    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length)
+    if not model.activation_checkpointing:
+        return needed
+    return needed + samples * model.layers * _block_forward(model, sequence_length or model.sequence_length)
 
 
-def _block_forward(model: ModelSection) -> int:
+def _block_forward(model: ModelSection, length: int) -> int:
     """Operations of one block for one sample: four attention matrices, two feed-forward ones, scores and their use."""
-    length, hidden = model.sequence_length, model.hidden_size
-    return length * (8 * hidden * hidden + 4 * hidden * model.ffn + 4 * length * hidden)
+    hidden, heads = model.hidden_size, attention_width(model)
+    return length * (8 * hidden * heads + 4 * hidden * model.ffn + 4 * length * heads)
 
 
-def _logits_forward(model: ModelSection, padded_vocabulary_size: int) -> int:
-    return 2 * model.sequence_length * model.hidden_size * padded_vocabulary_size
+def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:
+    return 2 * length * model.hidden_size * padded_vocabulary_size
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Operations per second of each worker, in TFLOPs, and their share of the device's dense peak.
+
+    `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak is not known.
+    """
+
+    model_tflops: float
+    hardware_tflops: float
+    mfu: float | None
+    hfu: float | None
+
+
+def utilization(
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    samples: int,
+    seconds: float,
+    world_size: int,
+    peak_tflops: float | None,
+    sequence_length: int | None = None,
+) -> Utilization:
+    """How well `world_size` workers used their devices when `samples` samples took `seconds`.
+
+    `peak_tflops` of one device in the training's dtype: `trainer.model.devices.peak_tflops`.
+    """
+    scale = seconds * world_size * 1e12
+    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
+    done = hardware_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
+    if peak_tflops is None:
+        return Utilization(needed, done, None, None)
+    return Utilization(needed, done, needed / peak_tflops, done / peak_tflops)
 
 
 # ----------------------------------------------------------------------------- bytes and files
 def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
     """Bytes of the weights alone."""
-    return parameters * (2 if precision.dtype == "bf16" else 4)
+    return parameters * (4 if precision.dtype == "fp32" else 2)
 
 
-def checkpoint_bytes(parameters: int, precision: PrecisionSection) -> int:
-    """Bytes of a whole checkpoint: weights, fp32 master copy, two moments (14 a parameter in bf16)."""
-    return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + ADAM_BYTES)
+def moment_bytes(parameters: int, optimizer: OptimizerSection | None = None, embedding: int = 0) -> int:
+    """Bytes of both moments; without `optimizer`, of AdamW.
+
+    `embedding`: how many of the parameters are the word embedding's, whose moments stay in fp32 under 8-bit Adam.
+    """
+    if optimizer is None or optimizer.type != "adam8bit":
+        return parameters * ADAM_BYTES
+    return (parameters - embedding) * ADAM_8BIT_BYTES + embedding * ADAM_BYTES
 
 
-def training_bytes(parameters: int, precision: PrecisionSection) -> int:
-    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16)."""
-    return checkpoint_bytes(parameters, precision) + parameters * GRADIENT_BYTES
+def checkpoint_bytes(
+    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection | None = None, embedding: int = 0
+) -> int:
+    """Bytes of a whole checkpoint: weights, fp32 master copy, two moments (14 a parameter in bf16 with AdamW)."""
+    moments = moment_bytes(parameters, optimizer, embedding)
+    return weight_bytes(parameters, precision) + parameters * MASTER_BYTES + moments
 
 
-def worker_state_bytes(parameters_per_worker: int, precision: PrecisionSection, data_parallel: int) -> int:
+def training_bytes(
+    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection | None = None, embedding: int = 0
+) -> int:
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16 with AdamW)."""
+    return checkpoint_bytes(parameters, precision, optimizer, embedding) + parameters * GRADIENT_BYTES
+
+
+def worker_state_bytes(
+    parameters_per_worker: int,
+    precision: PrecisionSection,
+    data_parallel: int,
+    optimizer: OptimizerSection | None = None,
+    embedding: int = 0,
+) -> int:
     """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1."""
     whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
-    return whole + -(-parameters_per_worker * (MASTER_BYTES + ADAM_BYTES) // data_parallel)
+    divided = parameters_per_worker * MASTER_BYTES + moment_bytes(parameters_per_worker, optimizer, embedding)
+    return whole + -(-divided // data_parallel)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,22 @@ Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config import ModelSection
 from trainer.mesh import Mesh
-from trainer.model.attention import AttentionBias
 from trainer.model.block import TransformerBlock
+from trainer.model.documents import DocumentRules
 from trainer.model.initial import initialise
+from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
+from trainer.model.positions import Rotary
+from trainer.shard import sharding_of
 
 TIED_KEY = "embedding"
 TIED_NAME = "embedding.word.weight"
@@ -38,31 +41,53 @@ class Layer:
     arguments: tuple[Any, ...]
     prefix: str
     tied_key: str | None = None
-    forward: Callable[[Any, Tensor], Tensor] | None = None
+    forward: Callable[[Any, Any], Any] | None = None
 
 
-def gpt_layers(model: ModelSection, vocabulary_size: int, mesh: Mesh, head: LanguageModelHead) -> list[Layer]:
-    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out."""
+def gpt_layers(
+    model: ModelSection,
+    vocabulary_size: int,
+    mesh: Mesh,
+    head: LanguageModelHead,
+    documents: DocumentRules | None = None,
+) -> list[Layer]:
+    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out.
+
+    With `documents` the layers between hand on (hidden states, document numbers) instead of hidden states alone.
+    Raises ValueError when the attention that the card requires is not possible here.
+    """
     embedding = (
         VocabularyParallelEmbedding,
-        (vocabulary_size, model.hidden_size, model.init_std, mesh),
+        (vocabulary_size, model.hidden_size, model.init_std, mesh, documents),
         "embedding.word.",
     )
-    alibi = model.position_embedding == "alibi"
-    bias = AttentionBias(model.attention_heads, mesh) if alibi else None
+    resets_positions = documents is not None and documents.reset_positions
+    rotary = None
+    if model.position_embedding == "rotary":
+        rotary = Rotary(model.head_size, model.rotary_base, mesh.device, resets_positions)
     layers = [Layer(*embedding, tied_key=TIED_KEY)]
-    if not alibi:
-        arguments = (model.positions, model.hidden_size, model.init_std, mesh)
+    if model.position_embedding == "absolute":
+        arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)
         layers.append(Layer(LearnedPositions, arguments, "embedding.position."))
     norm = (model.hidden_size, model.layernorm_epsilon, mesh)
     if model.embedding_layernorm:
         layers.append(Layer(LayerNorm, norm, "embedding.norm."))
     if model.hidden_dropout > 0.0:
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
-    layers += [Layer(TransformerBlock, (model, mesh, bias), f"blocks.{index}.") for index in range(model.layers)]
+    block = (model, mesh, build_kernel(model, mesh, documents), rotary)
+    layers += [Layer(TransformerBlock, block, f"blocks.{index}.") for index in range(model.layers)]
     layers.append(Layer(LayerNorm, norm, "final_norm."))
     layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
     return layers
+
+
+def replicated_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that every tensor rank holds whole, in a fixed order.
+
+    Each tensor rank has a share of their gradients (see `layers.py`); the shares must be summed before a step.
+    """
+    every = {id(item): item for module in modules for item in module.parameters()}
+    return [item for item in every.values() if sharding_of(item).dim is None]
 
 
 def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,7 +1,12 @@
 """The building blocks that are cut over tensor-parallel workers, on plain tensors and explicit groups.
 
 Activations are [batch, sequence, features]. A column-parallel layer cuts its output features, a row-parallel one its
-input features, so a column layer feeds a row layer with one sum at the end (Megatron's scheme).
+input features, so a column layer feeds a row layer with one sum at the end (Megatron's scheme). With sequence
+parallelism everything between a row layer and the next column layer holds only this rank's stretch of the sequence.
+
+The gradient of a replicated parameter is left as a share on every tensor rank: of its own stretch of the sequence, or
+else all of it on tensor rank 0 and zero elsewhere. The engine sums the shares once per step, so copies receive the
+same bits whatever the kernels do.
 """
 
 from __future__ import annotations
@@ -11,9 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.mesh import Mesh
-from trainer.model.comm import copy_to_tensor_region, reduce_from_tensor_region
+from trainer.model.comm import reduce_from_tensor_region, reduce_scatter_sequence, stretch
+from trainer.model.documents import (
+    DocumentRules,
+    Stream,
+    document_numbers,
+    hidden_of,
+    joined,
+    passes_documents,
+    positions_in_documents,
+)
 from trainer.model.initial import ONES, ZEROS, Initial
-from trainer.model.matmul import linear
+from trainer.model.matmul import column_linear, linear
 from trainer.shard import Sharding, declare
 
 
@@ -23,6 +37,8 @@ def new_parameter(shape: tuple[int, ...], mesh: Mesh, dim: int | None, initial: 
     tensor = torch.empty(sharding.local_shape(shape), dtype=torch.float32, device=mesh.device)
     parameter = declare(nn.Parameter(tensor), sharding)
     parameter.initial = initial  # type: ignore[attr-defined]
+    if dim is None and mesh.tensor_rank > 0 and not mesh.sequence_parallel:
+        parameter.register_hook(torch.zeros_like)
     return parameter
 
 
@@ -36,79 +52,109 @@ class LayerNorm(nn.Module):
         self.weight = new_parameter((size,), mesh, None, ONES)
         self.bias = new_parameter((size,), mesh, None, ZEROS)
 
+    @passes_documents
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.layer_norm(hidden, self.shape, self.weight, self.bias, self.epsilon)
 
 
 class ColumnParallelLinear(nn.Module):
-    """Linear layer whose output features are cut: [.., inputs] -> [.., outputs / tensor]."""
+    """Linear layer whose output features are cut: [batch, sequence, inputs] -> [batch, sequence, outputs / tensor].
+
+    With sequence parallelism the input is this rank's stretch, the output of the whole sequence.
+    """
 
     def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh):
         super().__init__()
-        self.group = mesh.tensor_group
+        self.mesh = mesh
         self.weight = new_parameter((outputs, inputs), mesh, 0, Initial(0.0, std))
         self.bias = new_parameter((outputs,), mesh, 0, ZEROS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return linear(copy_to_tensor_region(hidden, self.group), self.weight, self.bias)
+        group = self.mesh.tensor_group
+        if group is None:
+            return linear(hidden, self.weight, self.bias)
+        return column_linear(hidden, self.weight, self.bias, group, self.mesh.sequence_parallel)
 
 
 class RowParallelLinear(nn.Module):
-    """Linear layer whose input features are cut: [.., inputs / tensor] -> [.., outputs], summed over tensor ranks.
+    """Linear layer whose input features are cut: [batch, sequence, inputs / tensor] -> [batch, sequence, outputs].
 
+    The partial products are summed over tensor ranks; with sequence parallelism each keeps its stretch of the sum.
     The bias is replicated and added once, after the sum.
     """
 
     def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh):
         super().__init__()
-        self.group = mesh.tensor_group
+        self.mesh = mesh
         self.weight = new_parameter((outputs, inputs), mesh, 1, Initial(0.0, std))
         self.bias = new_parameter((outputs,), mesh, None, ZEROS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.group is None:
+        if self.mesh.tensor_group is None:
             return linear(hidden, self.weight, self.bias)
-        return reduce_from_tensor_region(linear(hidden, self.weight), self.group) + self.bias
+        return _leave_region(linear(hidden, self.weight), self.mesh) + self.bias
 
 
 class VocabularyParallelEmbedding(nn.Module):
     """Word embedding whose rows are cut: token ids [batch, sequence] -> [batch, sequence, features].
 
-    The last stage holds a tied copy of the same weight for the output projection (see `loss.py`).
+    With `documents` the numbers of the tokens' documents follow the hidden states from here on. The last stage holds
+    a tied copy of the same weight for the output projection (see `loss.py`).
     """
 
-    def __init__(self, vocabulary_size: int, size: int, std: float, mesh: Mesh):
+    def __init__(self, vocabulary_size: int, size: int, std: float, mesh: Mesh, documents: DocumentRules | None = None):
         super().__init__()
-        self.group = mesh.tensor_group
+        self.mesh = mesh
+        self.documents = documents
         self.weight = new_parameter((vocabulary_size, size), mesh, 0, Initial(0.0, std))
         self.first_row = mesh.tensor_rank * self.weight.shape[0]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        if self.group is None:
+    def forward(self, tokens: Tensor) -> Stream:
+        rule = self.documents
+        return joined(self._look_up(tokens), None if rule is None else document_numbers(tokens, rule.end_id))
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        if self.mesh.tensor_group is None:
             return functional.embedding(tokens, self.weight)
         local = tokens - self.first_row
         elsewhere = (local < 0) | (local >= self.weight.shape[0])
         rows = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return reduce_from_tensor_region(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.group)
+        return _leave_region(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.mesh)
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector per absolute position to [batch, sequence, features]."""
+    """Adds a learned vector per position to [batch, sequence, features]; positions may count within documents."""
 
-    def __init__(self, positions: int, size: int, std: float, mesh: Mesh):
+    def __init__(self, positions: int, size: int, std: float, mesh: Mesh, documents: DocumentRules | None = None):
         super().__init__()
+        self.mesh = mesh
+        self.documents = documents
         self.weight = new_parameter((positions, size), mesh, None, Initial(0.0, std))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.weight[: hidden.shape[1]]
+    def forward(self, stream: Stream) -> Stream:
+        hidden, documents = hidden_of(stream)
+        group = self.mesh.tensor_group if self.mesh.sequence_parallel else None
+        length = hidden.shape[1] if group is None else hidden.shape[1] * self.mesh.tensor
+        mine = slice(0, length) if group is None else stretch(length, group)
+        if documents is not None and self.documents is not None and self.documents.reset_positions:
+            added = functional.embedding(positions_in_documents(documents)[:, mine], self.weight)
+        else:
+            added = self.weight[mine]
+        return joined(hidden + added, documents)
 
 
 class Dropout(nn.Module):
-    """Dropout on activations that all tensor ranks hold alike: they draw the same mask (see `random.py`)."""
+    """Dropout on activations outside tensor regions (which masks the tensor ranks draw: see `random.py`)."""
 
     def __init__(self, probability: float):
         super().__init__()
         self.probability = probability
 
+    @passes_documents
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.dropout(hidden, self.probability, self.training)
+
+
+def _leave_region(partial: Tensor, mesh: Mesh) -> Tensor:
+    leave = reduce_scatter_sequence if mesh.sequence_parallel else reduce_from_tensor_region
+    return leave(partial, mesh.tensor_group)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainer.mesh import Mesh
-from trainer.model.comm import copy_to_tensor_region
+from trainer.model.comm import copy_to_tensor_region, gather_sequence
+from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
 
@@ -51,18 +52,24 @@ class LanguageModelHead:
 
     def __init__(self, mesh: Mesh):
         self.group = mesh.tensor_group
+        self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
         self._pending: tuple[VocabularyParallelEmbedding, _Slot] | None = None
 
-    def attach(self, embedding: VocabularyParallelEmbedding, hidden: Tensor) -> Tensor:
-        """Final hidden states [batch, sequence, features] -> the same, with the projection's weight attached."""
+    def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
+        """Final hidden states [batch, sequence, features] -> the same, with the projection's weight attached.
+
+        With sequence parallelism this rank's stretch comes in, and the whole sequence goes out.
+        """
         slot = _Slot()
         self._pending = (embedding, slot)
-        hidden = copy_to_tensor_region(hidden, self.group)
-        return _Attach.apply(hidden, embedding.weight, slot)
+        hidden, _ = hidden_of(stream)
+        return _Attach.apply(self._enter(hidden, self.group), embedding.weight, slot)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over all labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
+        """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
 
+        Labels below zero do not count, neither in the sum nor in the number it is divided by (so each micro batch is
+        a mean of its own, as in Megatron); where none counts the loss is zero.
         Raises RuntimeError unless `attach` made `hidden` just before.
         """
         if self._pending is None:
@@ -111,12 +118,16 @@ def _cross_entropy(
     """Mean loss over the tokens; fills its gradients with respect to `hidden` and `weight` when given room for them."""
     tokens, kind = hidden.shape[0], hidden.device.type
     height = max(1, PIECE_ELEMENTS[kind] // weight.shape[0])
+    counts = labels >= 0
+    counted = counts.sum().clamp(min=1).float()
+    shares = (counts / counted).unsqueeze(1)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     exact = None
     for begin in range(0, tokens, height):
         part = slice(begin, begin + height)
         logits = hidden[part] @ weight.t()
-        total += _softmax_losses(logits, labels[part], rows, gradients is not None, 1.0 / tokens).sum()
+        losses = _softmax_losses(logits, labels[part], rows, shares[part] if gradients is not None else None)
+        total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is None:
             continue
         to_hidden, to_weight = gradients
@@ -129,17 +140,19 @@ def _cross_entropy(
             exact += logits.t() @ hidden[part]
     if gradients is not None and exact is not None:
         gradients[1].copy_(exact)
-    return total / tokens
+    return total / counted
 
 
-def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, to_gradient: bool, scale: float) -> Tensor:
-    """Per-token losses (fp32) of a piece's logits, which are overwritten: by their gradient x `scale` if wanted."""
+def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, shares: Tensor | None) -> Tensor:
+    """Per-token losses (fp32) of a piece's logits; those are overwritten, by their gradient if `shares` is given.
+
+    `shares` [tokens, 1]: what each token's loss counts for.
+    """
     count, width = logits.shape
     local = labels - rows.first
     here = (local >= 0) & (local < width)
     local = local.masked_fill(~here, 0).unsqueeze(1)
     target = logits.gather(1, local).squeeze(1).float().masked_fill(~here, 0.0)
-    minus = torch.where(here, -scale, 0.0).to(torch.float32).unsqueeze(1)
     top = torch.empty(count, 1, dtype=torch.float32, device=logits.device)
     total = torch.empty_like(top)
     step = max(1, SOFTMAX_ELEMENTS[logits.device.type] // width)
@@ -148,15 +161,16 @@ def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, to_gradient: bo
         values = logits[part].float()
         torch.amax(values, dim=1, keepdim=True, out=top[part])
         torch.sum(values.sub_(top[part]).exp_(), dim=1, keepdim=True, out=total[part])
-        if rows.group is None and to_gradient:
-            values.mul_(scale / total[part]).scatter_add_(1, local[part], minus[part])
-        if to_gradient and values.dtype != logits.dtype:
+        if rows.group is None and shares is not None:
+            values.mul_(shares[part] / total[part]).scatter_add_(1, local[part], -shares[part])
+        if shares is not None and values.dtype != logits.dtype:
             logits[part] = values
     if rows.group is None:
         return (top + total.log()).squeeze(1) - target
     normaliser, target = _exchange(top + total.log(), target, rows.group)
-    if to_gradient:
-        logits.mul_((top - normaliser).exp_() * scale).scatter_add_(1, local, minus.to(logits.dtype))
+    if shares is not None:
+        minus = (-shares).masked_fill(~here.unsqueeze(1), 0.0)
+        logits.mul_((top - normaliser).exp_() * shares).scatter_add_(1, local, minus.to(logits.dtype))
     return normaliser.squeeze(1) - target
 
 

@@ -1,8 +1,8 @@
 """Matrix products at the machine's own speed, whatever the model's dtype.
 
-A CPU without bf16 matrix instructions multiplies bf16 tens of times slower than fp32. There the factors of a product
-are widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are torch's
-own.
+A CPU without 16-bit matrix instructions multiplies bf16 and fp16 tens of times slower than fp32. There the factors of
+a product are widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are
+torch's own.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional
+
+from trainer.model.comm import start_all_reduce, start_gather, start_reduce_scatter
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype in which products of such tensors are fast on their device."""
-    if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and not _native_bf16():
+    if tensor.device.type == "cpu" and tensor.dtype in (torch.bfloat16, torch.float16) and not _is_native(tensor.dtype):
         return torch.float32
     return tensor.dtype
 
 
 @cache
-def _native_bf16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def _is_native(dtype: torch.dtype) -> bool:
+    operations = torch.ops.mkldnn
+    if dtype == torch.bfloat16:
+        return bool(operations._is_mkldnn_bf16_supported())
+    return bool(operations._is_mkldnn_fp16_supported())
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,20 +40,66 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return _WideLinear.apply(inputs, weight, bias)
 
 
+def column_linear(inputs: Tensor, weight: Tensor, bias: Tensor, group: ProcessGroup, is_cut: bool) -> Tensor:
+    """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or cut (`is_cut`).
+
+    The same as `copy_to_tensor_region` or `gather_sequence` followed by `linear`, but it keeps only the inputs it was
+    given, and exchanges the inputs' gradients while it computes the weight's.
+    """
+    return _ColumnLinear.apply(inputs, weight, bias, (group, is_cut))
+
+
+def _wide_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    wide = compute_dtype(inputs)
+    product = functional.linear(inputs.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    return product.to(inputs.dtype)
+
+
+def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    wide = compute_dtype(gradient)
+    return (gradient.to(wide) @ weight.to(wide)).to(gradient.dtype)
+
+
+def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
+    wide = compute_dtype(gradient)
+    rows = gradient.reshape(-1, gradient.shape[-1]).to(wide)
+    return (rows.t() @ inputs.reshape(-1, inputs.shape[-1]).to(wide)).to(gradient.dtype)
+
+
+def _bias_gradient(gradient: Tensor) -> Tensor:
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return rows.to(compute_dtype(gradient)).sum(dim=0).to(gradient.dtype)
+
+
 class _WideLinear(torch.autograd.Function):
     """A linear layer computed in fp32 that keeps only its narrow inputs for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        wide = functional.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
-        return wide.to(inputs.dtype)
+        return _wide_linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
-        wide = gradient.float().reshape(-1, gradient.shape[-1])
-        to_inputs = (wide @ weight.float()).to(inputs.dtype).view_as(inputs)
-        to_weight = (wide.t() @ inputs.reshape(-1, inputs.shape[-1]).float()).to(weight.dtype)
-        to_bias = wide.sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[2] else None
-        return to_inputs, to_weight, to_bias
+        to_bias = _bias_gradient(gradient) if ctx.needs_input_grad[2] else None
+        return _input_gradient(gradient, weight), _weight_gradient(gradient, inputs), to_bias
+
+
+class _ColumnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, place: tuple[ProcessGroup, bool]) -> Tensor:
+        ctx.group, ctx.is_cut = place
+        ctx.save_for_backward(inputs, weight)
+        return _wide_linear(start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        inputs, weight = ctx.saved_tensors
+        whole = start_gather(inputs, ctx.group) if ctx.is_cut else lambda: inputs
+        to_inputs = _input_gradient(gradient, weight)
+        inputs = whole()
+        exchange = start_reduce_scatter if ctx.is_cut else start_all_reduce
+        exchanged = exchange(to_inputs, ctx.group)
+        to_weight = _weight_gradient(gradient, inputs)
+        return exchanged(), to_weight, _bias_gradient(gradient), None

@@ -1,9 +1,12 @@
 """Random numbers for dropout, so that tensor ranks agree where they must and differ where they must.
 
-The default generators carry the *replicated* stream: seeded alike on all tensor ranks at each step, as a function of
-the seed, the step and the worker's pipeline and data coordinates. A *tensor region* (attention heads of this worker)
-borrows the generators with a seed drawn from the replicated stream and the tensor rank. That draw comes from the CPU
-generator, which activation checkpointing restores before recomputing, so a recomputed mask equals the first one.
+The default generators carry one stream per step, seeded as a function of the seed, the step and the worker's pipeline
+and data coordinates: alike on all tensor ranks, which hold the same activations outside tensor regions. A *tensor
+region* (attention heads of this worker) borrows the generators with a seed drawn from that stream and the tensor rank.
+The draw comes from the CPU generator, which activation checkpointing restores before recomputing, so a recomputed mask
+equals the first one.
+
+With sequence parallelism no two tensor ranks hold the same activations anywhere: each has a stream of its own.
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ from trainer.mesh import Mesh
 
 
 def seed_step(seed: int, step: int, mesh: Mesh) -> None:
-    """Start the replicated stream of one training step; a resumed run thus needs no saved generator state."""
+    """Start the stream of one training step; a resumed run thus needs no saved generator state."""
     key = f"{seed}/dropout/{step}/{mesh.pipeline_rank}/{mesh.data_rank}"
+    if mesh.sequence_parallel:
+        key += f"/{mesh.tensor_rank}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @contextmanager
 def tensor_region(mesh: Mesh) -> Iterator[None]:
-    """Within this block random numbers differ between tensor ranks; outside, the replicated stream goes on."""
-    if mesh.tensor == 1:
+    """Within this block random numbers differ between tensor ranks; outside, the stream of the step goes on."""
+    if mesh.tensor == 1 or mesh.sequence_parallel:
         yield
         return
     drawn = int(torch.randint(1 << 62, ()).item())

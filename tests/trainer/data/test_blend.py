@@ -12,16 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.data import blend
-from trainer.data.blend import (
-    Member,
-    build_blend,
-    member_samples,
-    normalised,
-    parse_group,
-    parse_range,
-    parse_split,
-    split_documents,
-)
+from trainer.data.blend import build_blend, member_samples, normalised, parse_split, split_documents
 from trainer.data.errors import DataError
 
 WEIGHTS = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=8)
@@ -138,37 +129,3 @@ def test_splits_cover_everything_once(shares: list[int], count: int) -> None:
 def test_malformed_splits_are_refused(split: str) -> None:
     with pytest.raises(DataError, match="split"):
         parse_split(split)
-
-
-def test_groups_as_the_original_spells_them() -> None:
-    group = parse_group("train: 0.25 0:0.95 data/a_text_document, 0.75 0.5:1 data/b_text_document")
-    assert group.name == "train"
-    assert group.members == (
-        Member(0.25, "data/a_text_document", 0.0, 0.95),
-        Member(0.75, "data/b_text_document", 0.5, 1.0),
-    )
-    # Half to even: 0.5 * 5 = 2.5 is 2, 0.5 * 7 = 3.5 is 4.
-    assert group.members[1].documents(5) == range(2, 5) and group.members[1].documents(7) == range(4, 7)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("0.5 0:1 a", "weight|parts|name|number"),
-        ("train: 0.5 a", "has 2 parts, expected 3"),
-        ("train: x 0:1 a", "not a number"),
-        ("train: 1 0.5:0.5 a", "START < END"),
-        ("train: 1 0:1.5 a", "START < END"),
-        ("train: 1 1 a", "START:END"),
-        (": 1 0:1 a", "no name"),
-    ],
-)
-def test_malformed_groups_are_refused(text: str, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        parse_group(text)
-
-
-def test_ranges() -> None:
-    assert parse_range("0.949:0.999") == (0.949, 0.999)
-    with pytest.raises(DataError, match="must be START:END"):
-        parse_range("0.5")

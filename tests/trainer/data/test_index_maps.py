@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,18 @@ from data_helpers import slow_maps
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trainer.data.blend import build_blend
 from trainer.data.errors import DataError
 from trainer.data.index import IndexMaps, build_index_maps, build_sample_index, build_shuffle_index, plan_epochs
-from trainer.data.index_cache import PARTS, IndexMapsCache, IndexMapsKey, build_or_load, digest_sizes
+from trainer.data.index_cache import (
+    BLEND_PARTS,
+    PARTS,
+    BlendCache,
+    BlendKey,
+    IndexMapsCache,
+    IndexMapsKey,
+    digest_sizes,
+)
 
 SIZES = np.random.RandomState(5).randint(1, 30, 200).astype(np.int32)
 
@@ -159,9 +167,9 @@ def test_built_once_and_read_after(tmp_path: Path) -> None:
     cache = IndexMapsCache(tmp_path / "cache")
     assert cache.load(key(), check_digests=True) is None
     assert cache.ensure(key(), SIZES) is True
-    times = {path.name: path.stat().st_mtime_ns for path in cache.folder.iterdir()}
+    times = {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()}
     assert cache.ensure(key(), SIZES) is False
-    assert {path.name: path.stat().st_mtime_ns for path in cache.folder.iterdir()} == times
+    assert {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()} == times
     assert sorted(times) == sorted([f"{key().stem}.json", *(f"{key().stem}_{part}_idx.npy" for part in PARTS)])
     fresh = build_index_maps(SIZES, range(10, 190), samples=500, sequence_length=16, seed=1234)
     assert arrays(cache.wait(key())) == arrays(fresh)
@@ -183,38 +191,12 @@ def test_damage_is_found_and_mended(tmp_path: Path, damage: Any, victim: str) ->
     cache = IndexMapsCache(tmp_path)
     cache.ensure(key(), SIZES)
     sound = arrays(cache.wait(key()))
-    damage(cache.record_path(key()) if victim == "record" else cache.part_path(key(), victim))
+    damage(cache.files.record_path(key()) if victim == "record" else cache.files.part_path(key(), victim))
     assert cache.ensure(key(), SIZES) is True
     assert arrays(cache.wait(key())) == sound
 
 
-def test_many_ranks_one_builder(tmp_path: Path) -> None:
-    barrier = threading.Barrier(4, timeout=60)
-    results: dict[int, list[Any]] = {}
-
-    def rank(number: int) -> None:
-        cache = IndexMapsCache(tmp_path)
-        results[number] = arrays(build_or_load(cache, key(), SIZES, is_builder=number == 2, barrier=barrier.wait))
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4 and all(result == results[0] for result in results.values())
-
-
-def test_a_failing_builder_keeps_nobody_waiting(tmp_path: Path) -> None:
-    reached: list[int] = []
-    with pytest.raises(DataError, match="one sample needs"):
-        build_or_load(
-            IndexMapsCache(tmp_path),
-            key(sequence_length=10**6),
-            SIZES,
-            is_builder=True,
-            barrier=lambda: reached.append(1),
-        )
-    assert reached == [1]
+def test_maps_that_never_appear_are_an_error_and_no_hang(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not appear"):
         IndexMapsCache(tmp_path).wait(key(), seconds=0.0)
 
@@ -223,3 +205,22 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"writing index maps to .*file/cache"):
         IndexMapsCache(tmp_path / "file" / "cache").ensure(key(), SIZES)
+
+
+def blend_key(**changes: Any) -> BlendKey:
+    return BlendKey(**({"name": "train", "weights": (0.5, 0.3, 0.2), "samples": 100} | changes))
+
+
+def test_the_order_of_a_mixture_is_kept_and_named_after_all_of_it(tmp_path: Path) -> None:
+    cache = BlendCache(tmp_path)
+    assert cache.ensure(blend_key()) is True and cache.ensure(blend_key()) is False
+    sets, numbers = cache.wait(blend_key())
+    fresh = build_blend([0.5, 0.3, 0.2], 100)
+    assert sets.tolist() == fresh[0].tolist() and numbers.tolist() == fresh[1].tolist()
+    others = [{"name": "valid"}, {"weights": (0.5, 0.2, 0.3)}, {"samples": 101}, {"revision": 2}]
+    assert len({blend_key().stem} | {blend_key(**change).stem for change in others}) == 5
+    assert {name for change in others for name in change} == set(BlendKey.__dataclass_fields__)
+    for part in BLEND_PARTS:
+        flip(cache.files.part_path(blend_key(), part))
+        assert cache.ensure(blend_key()) is True
+    assert cache.wait(blend_key())[1].tolist() == fresh[1].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,12 @@ from data_helpers import numbered_documents, slow_maps, write_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer.data.blend import build_blend, parse_group
-from trainer.data.stream import DataError, SampleSource, SampleStream, open_groups, open_splits
+from trainer.data.blend import build_blend
+from trainer.data.dataset import SampleSource
+from trainer.data.errors import DataError
+from trainer.data.groups import parse_group
+from trainer.data.sources import Reading, open_groups, open_splits
+from trainer.data.stream import EmptyStream, SampleStream
 
 LENGTH = 16
 
@@ -28,11 +33,9 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> SampleSource:
     splits = open_splits(
         [(1.0, prefix)],
-        split="949,50,1",
-        sequence_length=LENGTH,
-        seed=7,
-        train_samples=900,
-        cache_folder=tmp_path_factory.mktemp("cache"),
+        "949,50,1",
+        {"train": 900},
+        Reading(LENGTH, 7, cache_folder=tmp_path_factory.mktemp("cache")),
     )
     return splits["train"]
 
@@ -74,32 +77,25 @@ def test_a_micro_batch_is_tokens_and_the_next_tokens(train: SampleSource) -> Non
     replicas=st.integers(1, 4),
     steps=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     start=st.integers(0, 50),
-    prefetch=st.sampled_from([0, 2]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_global_order_depends_on_consumed_samples_alone(
-    *, train: SampleSource, micro: int, replicas: int, steps: list[int], start: int, prefetch: int
+    *, train: SampleSource, micro: int, replicas: int, steps: list[int], start: int
 ) -> None:
     """Steps of changing numbers of micro-batches, over any number of replicas, take consecutive samples."""
+    consumed = start * micro * replicas
     streams = [
-        SampleStream(
-            train, micro, dp_rank=rank, dp_size=replicas, consumed_samples=start * micro * replicas, prefetch=prefetch
-        )
+        SampleStream(train, micro, dp_rank=rank, dp_size=replicas, consumed_samples=consumed)
         for rank in range(replicas)
     ]
-    consumed = start * micro * replicas
-    try:
-        for accumulation in steps:
-            size = accumulation * micro * replicas
-            if consumed + size > len(train):
-                break
-            got = [row for _ in range(accumulation) for stream in streams for row in next(stream)[0].tolist()]
-            assert got == [sample(train, index)[:-1] for index in range(consumed, consumed + size)]
-            consumed += size
-            assert {stream.state() for stream in streams} == {consumed}
-    finally:
-        for stream in streams:
-            stream.close()
+    for accumulation in steps:
+        size = accumulation * micro * replicas
+        if consumed + size > len(train):
+            break
+        got = [row for _ in range(accumulation) for stream in streams for row in next(stream)[0].tolist()]
+        assert got == [sample(train, index)[:-1] for index in range(consumed, consumed + size)]
+        consumed += size
+        assert {stream.state() for stream in streams} == {consumed}
 
 
 def test_a_stream_goes_on_where_its_state_says(train: SampleSource) -> None:
@@ -117,51 +113,117 @@ def test_the_last_incomplete_chunk_is_dropped_and_a_used_up_stream_refused(train
         next(stream)
     with pytest.raises(DataError, match="900 samples and 895 are consumed"):
         SampleStream(train, 7, consumed_samples=895)
-    for wrong in ({"dp_rank": 2, "dp_size": 2}, {"consumed_samples": -1}, {"prefetch": -1}):
-        with pytest.raises(ValueError, match="must be positive"):
+    for wrong in ({"dp_rank": 2, "dp_size": 2}, {"consumed_samples": -1}):
+        with pytest.raises(ValueError, match=r"must be positive|must not be negative"):
             SampleStream(train, 7, **wrong)
 
 
-def test_the_reading_thread_ends(train: SampleSource) -> None:
-    stream = SampleStream(train, 4, prefetch=3)
+@given(jumps=st.lists(st.tuples(st.integers(0, 224), st.integers(0, 3)), min_size=1, max_size=12))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_jumps_go_anywhere(*, train: SampleSource, jumps: list[tuple[int, int]]) -> None:
+    stream = SampleStream(train, 4)
+    for chunk, taken in jumps:
+        stream.skip_to(4 * chunk)
+        for step in range(min(taken, 225 - chunk)):
+            expected = [sample(train, 4 * (chunk + step) + row)[:-1] for row in range(4)]
+            assert next(stream)[0].tolist() == expected
+    stream.skip_to(900)
+    assert next(stream, None) is None and stream.state() == 900
+    with pytest.raises(DataError, match="900 samples and 904 are consumed"):
+        stream.skip_to(904)
+    assert stream.state() == 900
+    stream.skip_to(0)
+    assert next(stream)[0].tolist()[0] == sample(train, 0)[:-1]
+
+
+def test_a_jump_reads_nothing_between() -> None:
+    class Counting:
+        sequence_length = LENGTH
+        read_numbers: ClassVar[list[int]] = []
+
+        def __len__(self) -> int:
+            return 10**12
+
+        def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
+            self.read_numbers.append(index)
+            out[:] = index
+
+    stream = SampleStream(Counting(), 2)
     next(stream)
-    assert any(thread.name == "data-prefetch" for thread in threading.enumerate())
-    stream.close()
-    stream.close()
-    assert not any(thread.name == "data-prefetch" for thread in threading.enumerate())
-    assert stream.state() == 4
-    assert len(list(SampleStream(train, 4, prefetch=3))) == 225
-    assert not any(thread.name == "data-prefetch" for thread in threading.enumerate())
+    stream.skip_to(10**11)
+    assert next(stream)[0][1, 0] == 10**11 + 1 and Counting.read_numbers == [0, 1, 10**11, 10**11 + 1]
 
 
-class _Failing:
-    """A source whose disk fails at one sample."""
+def test_the_stream_of_a_rank_without_data_keeps_count() -> None:
+    stream = EmptyStream(5)
+    stream.skip_to(9)
+    assert list(stream) == [] and stream.state() == 9
+
+
+def cyclic_by_rule(samples: int, micro: int, replicas: int, epochs: int) -> list[list[int]]:
+    """Numbers of each micro-batch of every replica, epoch after epoch: buckets permuted by a generator of the epoch."""
+    bucket = samples // (micro * replicas) * micro
+    batches = []
+    for epoch in range(epochs):
+        generator = torch.Generator()
+        generator.manual_seed(epoch)
+        permutation = torch.randperm(bucket, generator=generator).tolist()
+        for first in range(0, bucket, micro):
+            batches += [
+                [rank * bucket + number for number in permutation[first : first + micro]] for rank in range(replicas)
+            ]
+    return batches
+
+
+class _Numbers:
+    """Sample i is made of i."""
 
     sequence_length = LENGTH
 
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
     def __len__(self) -> int:
-        return 100
+        return self.samples
 
     def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
-        if index == 8:
-            raise OSError("the disk is gone")
+        assert 0 <= index < self.samples
         out[:] = index
 
 
-def test_an_error_in_the_reading_thread_is_raised_where_the_data_is_taken() -> None:
-    stream = SampleStream(_Failing(), 4, prefetch=2)
-    assert next(stream)[0][0, 0] == 0 and next(stream)[0][0, 0] == 4
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(stream)
-    stream.close()
+@given(samples=st.integers(12, 60), micro=st.integers(1, 4), replicas=st.integers(1, 3), begin=st.integers(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_cyclic_order(*, samples: int, micro: int, replicas: int, begin: int) -> None:
+    """Each epoch takes every sample of a replica's bucket once, in an order of its own, from any point on."""
+    expected = cyclic_by_rule(samples, micro, replicas, 75)
+    chunk = micro * replicas
+    streams = [
+        SampleStream(
+            _Numbers(samples), micro, dp_rank=rank, dp_size=replicas, consumed_samples=begin * chunk, order="cyclic"
+        )
+        for rank in range(replicas)
+    ]
+    got = [next(stream)[0][:, 0].tolist() for _ in range(40) for stream in streams]
+    assert got == expected[begin * replicas : begin * replicas + len(got)]
+    per_epoch = samples // chunk
+    assert sorted(number for batch in expected[: per_epoch * replicas] for number in batch) == list(
+        range(per_epoch * chunk)
+    )
+
+
+def test_a_cyclic_order_that_changed_its_chunk_is_refused() -> None:
+    with pytest.raises(DataError, match="micro-batch size or the number of replicas has changed"):
+        SampleStream(_Numbers(100), 4, dp_size=2, consumed_samples=12, order="cyclic")
+    with pytest.raises(DataError, match="fewer than one micro-batch"):
+        SampleStream(_Numbers(7), 4, dp_size=2, order="cyclic")
 
 
 def test_mixture_takes_each_member_in_its_own_order(prefix: Path, tmp_path: Path) -> None:
     other = write_pair(tmp_path / "other", [[60000 + token % 5000 for token in range(3000)]])
-    options = {"split": "1", "sequence_length": LENGTH, "seed": 3, "cache_folder": tmp_path / "cache"}
-    mixed = open_splits([(3.0, prefix), (1.0, other)], train_samples=200, **options)["train"]
+    reading = Reading(LENGTH, 3, cache_folder=tmp_path / "cache")
+    mixed = open_splits([(3.0, prefix), (1.0, other)], "1", {"train": 200}, reading)["train"]
     assert len(mixed) == 200
-    alone = open_splits([(1.0, prefix)], train_samples=151, **options)["train"]
+    alone = open_splits([(1.0, prefix)], "1", {"train": 151}, reading)["train"]
     sets, numbers = build_blend([3.0, 1.0], 200)
     for index in range(200):
         values = sample(mixed, index)
@@ -173,13 +235,9 @@ def test_mixture_takes_each_member_in_its_own_order(prefix: Path, tmp_path: Path
 def test_splits_share_no_document(prefix: Path, tmp_path: Path) -> None:
     splits = open_splits(
         [(1.0, prefix)],
-        split="80,15,5",
-        sequence_length=LENGTH,
-        seed=1,
-        train_samples=200,
-        valid_samples=40,
-        test_samples=10,
-        cache_folder=tmp_path,
+        "80,15,5",
+        {"train": 200, "valid": 40, "test": 10},
+        Reading(LENGTH, 1, cache_folder=tmp_path),
     )
     documents = numbered_documents(300)
     bounds = {"train": (0, 240), "valid": (240, 285), "test": (285, 300)}
@@ -191,7 +249,7 @@ def test_splits_share_no_document(prefix: Path, tmp_path: Path) -> None:
 
 def test_groups_with_ranges(prefix: Path, tmp_path: Path) -> None:
     groups = {parse_group(f"valid_{name}: 1 {span} {prefix}"): 30 for name, span in (("a", "0:0.5"), ("b", "0.5:1"))}
-    opened = open_groups(groups, sequence_length=LENGTH, seed=1, cache_folder=tmp_path)
+    opened = open_groups(groups, Reading(LENGTH, 1, cache_folder=tmp_path))
     middle = numbered_documents(300)[150][0]
     assert set(opened) == {"valid_a", "valid_b"}
     assert all(max(sample(opened["valid_a"], index)) < middle for index in range(30))
@@ -210,12 +268,9 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
     def rank(number: int) -> None:
         splits = open_splits(
             [(1.0, prefix)],
-            split="949,50,1",
-            sequence_length=LENGTH,
-            seed=7,
-            train_samples=50,
-            valid_samples=5,
-            cache_folder=tmp_path,
+            "949,50,1",
+            {"train": 50, "valid": 5},
+            Reading(LENGTH, 7, cache_folder=tmp_path),
             is_builder=number == 0,
             barrier=cross,
         )
@@ -238,29 +293,28 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
         ({"sequence_length": 10**6}, "train data of .*one sample needs"),
         ({"vocabulary_size": 50}, "token [0-9]+, the vocabulary has 50"),
         ({"split": "1,x"}, "split"),
-        ({"split": "1,0,0", "valid_samples": 4}, "valid data: the split gives it none"),
+        ({"split": "1,0,0", "samples": {"valid": 4}}, "valid data: the split gives it none"),
     ],
 )
 def test_refusals_reach_the_barrier_and_name_the_fault(
-    prefix: Path, tmp_path: Path, changes: dict[str, object], words: str
+    prefix: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    options: dict[str, object] = {
-        "prefixes": [(1.0, prefix)],
-        "split": "949,50,1",
-        "sequence_length": LENGTH,
-        "seed": 1,
-        "train_samples": 10,
-        **changes,
-    }
+    options = {"prefixes": [(1.0, prefix)], "split": "949,50,1", "sequence_length": LENGTH, "samples": {}, **changes}
     if options["prefixes"] == "two":
-        options["prefixes"] = [(weight, prefix) for weight in options.pop("weights")]  # type: ignore[attr-defined]
+        options["prefixes"] = [(weight, prefix) for weight in options["weights"]]
     reached: list[int] = []
     with pytest.raises(DataError, match=words) as caught:
-        open_splits(options.pop("prefixes"), cache_folder=tmp_path, barrier=lambda: reached.append(1), **options)  # type: ignore[arg-type]
+        open_splits(
+            options["prefixes"],
+            options["split"],
+            {"train": 10, **options["samples"]},
+            Reading(options["sequence_length"], 1, options.get("vocabulary_size"), tmp_path),
+            barrier=lambda: reached.append(1),
+        )
     assert reached == [1] and "\n" not in str(caught.value)
 
 
 def test_float_data_is_no_text(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "floats", [[1] * 50], "float32")
     with pytest.raises(DataError, match="not tokens"):
-        open_splits([(1.0, prefix)], split="1", sequence_length=4, seed=1, train_samples=2, vocabulary_size=10)
+        open_splits([(1.0, prefix)], "1", {"train": 2}, Reading(4, 1, 10))

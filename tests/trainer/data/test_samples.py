@@ -1,0 +1,144 @@
+"""A card's data as streams: groups and splits, workers and none, ranks that read nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_helpers import numbered_documents, write_pair
+
+from trainer.config import TrainerConfig
+from trainer.data.errors import DataError
+from trainer.samples import Samples, plan_data, wanted_data
+
+LENGTH = 16
+
+
+def card(folder: Path, data: Mapping[str, Any], evaluations: int = 1, train_samples: int = 400) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "run": {"name": "tiny", "directory": str(folder), "seed": 5},
+            "model": {"layers": 1, "hidden_size": 8, "attention_heads": 1, "sequence_length": LENGTH},
+            "batch": {"micro_batch_size": 2, "global_batch_size": 8, "train_samples": train_samples},
+            "schedule": {"learning_rate": 1e-3},
+            "checkpoint": {"interval": 10},
+            "evaluation": {"iterations": evaluations},
+            "data": {"cache": str(folder / "cache"), **data},
+            "tokenizer": {"padded_vocabulary_size": 8192},
+        }
+    )
+
+
+def opened(config: TrainerConfig, test: bool = False, **changes: Any) -> Samples:
+    wanted = wanted_data(config, test)
+    plans = plan_data(config, wanted)
+    values = {
+        "micro_batch_size": config.batch.micro_batch_size,
+        "replica": 0,
+        "replicas": 1,
+        "order": config.data.order,
+        "workers": config.data.workers,
+        "valid_workers": config.data.valid_workers,
+    }
+    return Samples(plans, wanted.roles, **{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("samples")
+    write_pair(path / "a", numbered_documents(300))
+    write_pair(path / "b", numbered_documents(200, seed=1))
+    return path
+
+
+def groups(folder: Path) -> dict[str, Any]:
+    return {
+        "train_group": f"train: 2 0:0.9 {folder}/a, 1 0:0.9 {folder}/b",
+        "valid_groups": [f"valid: 2 0.9:1 {folder}/a, 1 0.9:1 {folder}/b", f"valid_b: 1 0.9:0.95 {folder}/b"],
+        "test_groups": [f"test_b: 1 0.95:1 {folder}/b"],
+    }
+
+
+def test_groups_of_a_card(folder: Path) -> None:
+    with contextlib.closing(opened(card(folder, groups(folder) | {"workers": 2, "valid_workers": 1}))) as samples:
+        assert samples.valid_groups() == ("valid", "valid_b") and samples.test_groups() == ()
+        assert sum(1 for _ in samples.train(0)) == 200
+        for name in samples.valid_groups():
+            first, again = ([tokens.tolist() for tokens, _ in samples.valid(name)] for _ in range(2))
+            assert len(first) == 4 and first == again
+        assert {int(t.max()) for t, _ in samples.valid("valid_b")} <= set(
+            range(numbered_documents(200, seed=1)[190][-1])
+        )
+        with pytest.raises(DataError, match="no data named 'valid_c'"):
+            samples.valid("valid_c")
+        with pytest.raises(DataError, match="no data named 'x'; there are train, valid, valid_b"):
+            samples.source("x")
+
+
+def test_workers_change_nothing(folder: Path) -> None:
+    found = []
+    for workers in (0, 2):
+        config = card(folder, groups(folder) | {"workers": workers, "valid_workers": workers})
+        with contextlib.closing(opened(config, replica=1, replicas=2)) as samples:
+            train = [tokens.tolist() for tokens, _ in samples.train(40)]
+            found.append((train, [tokens.tolist() for tokens, _ in samples.valid("valid")]))
+    assert found[0] == found[1]
+
+
+def test_groups_from_files_are_the_same_as_in_the_card(folder: Path, tmp_path: Path) -> None:
+    written = groups(folder)
+    (tmp_path / "train.txt").write_text(f'"{written["train_group"]}"\n')
+    (tmp_path / "valid.txt").write_text(" ".join(f'"{text}"' for text in written["valid_groups"]) + "\n")
+    files = {"train_groups_file": str(tmp_path / "train.txt"), "valid_groups_file": str(tmp_path / "valid.txt")}
+    written.pop("test_groups")
+    assert wanted_data(card(folder, files)) == wanted_data(card(folder, written))
+    (tmp_path / "train.txt").write_text(f'"{written["train_group"]}" "other: 1 0:1 {folder}/a"\n')
+    with pytest.raises(DataError, match=r"train.txt holds 2 groups, and the training reads exactly one"):
+        wanted_data(card(folder, files))
+
+
+def test_test_data_on_demand(folder: Path) -> None:
+    with contextlib.closing(opened(card(folder, groups(folder)), test=True, workers=0)) as samples:
+        assert samples.test_groups() == ("test_b",) and sum(1 for _ in samples.test("test_b")) == 4
+    prefixes = {"prefixes": [f"{folder}/a"], "split": "80,10,10"}
+    with contextlib.closing(opened(card(folder, prefixes), test=True, workers=0)) as samples:
+        assert sum(1 for _ in samples.test()) == 4
+        assert (samples.valid_groups(), samples.test_groups()) == (("valid",), ("test",))
+
+
+def test_prefixes_without_weights_are_mixed_by_size(folder: Path) -> None:
+    config = card(folder, {"prefixes": [f"{folder}/a", f"{folder}/b"]})
+    tokens = [sum(map(len, numbered_documents(300))), sum(map(len, numbered_documents(200, seed=1)))]
+    assert [weight for weight, _ in wanted_data(config).prefixes] == tokens
+    with contextlib.closing(opened(config, workers=0)) as samples:
+        assert len(samples.source("train")) == 400 and sum(1 for _ in samples.valid()) == 4
+    assert opened(card(folder, {"prefixes": [f"{folder}/a"]}, evaluations=0), workers=0).valid_groups() == ()
+
+
+def test_one_name_for_two_purposes_is_refused(folder: Path) -> None:
+    twice = groups(folder) | {"valid_groups": [f"train: 1 0.9:1 {folder}/a"]}
+    with pytest.raises(DataError, match="group train is used for two purposes"):
+        wanted_data(card(folder, twice))
+
+
+def test_a_rank_that_reads_nothing_starts_nothing(folder: Path) -> None:
+    wanted = wanted_data(card(folder, groups(folder)))
+    samples = Samples({}, wanted.roles, 2, 0, 1, workers=2, valid_workers=2)
+    assert samples.valid_groups() == ("valid", "valid_b")
+    stream = samples.train(8)
+    assert list(stream) == [] and stream.state() == 8 and list(samples.valid("valid_b")) == []
+    samples.close()
+
+
+def test_cyclic_is_for_training_alone(folder: Path) -> None:
+    config = card(folder, groups(folder) | {"order": "cyclic"}, train_samples=40)
+    with contextlib.closing(opened(config, workers=0)) as samples:
+        stream = samples.train(0)
+        epochs = [[row for _ in range(20) for row in next(stream)[0].tolist()] for _ in range(2)]
+        assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
+        stream.skip_to(4000)
+        next(stream)
+        assert sum(1 for _ in samples.valid("valid")) == 4

@@ -1,0 +1,92 @@
+"""What an import collects while it goes through a script: keys placed, options left, values changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tr11ops.importer.options import ConversionProblem, Converter
+from tr11ops.importer.results import Changed, Placed, Reason, Unplaced
+from tr11ops.importer.traced import Traced
+
+_LONGEST_SHOWN = 200
+
+
+@dataclass
+class Builder:
+    """The card in the making, by dotted key."""
+
+    placed: dict[str, Placed] = field(default_factory=dict)
+    unplaced: list[Unplaced] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
+
+    def put(self, key: str, value: Any, source: str, line: int, value_line: int = 0, note: str = "") -> None:
+        """Give `key` a value. A value it already had is told as overruled, when it was another."""
+        before = self.placed.get(key)
+        if before is not None and before.value != value and before.line:
+            self.leave(
+                before.source, before.value, before.line, Reason.NO_EFFECT, f"overruled on line {line} by {source}"
+            )
+        self.placed[key] = Placed(key, value, source, line, value_line, note)
+
+    def take(
+        self, key: str, values: tuple[Traced, ...], convert: Converter, source: str, line: int, note: str = ""
+    ) -> None:
+        """Convert and put; a value that cannot be converted needs a decision."""
+        value_line = next((value.line for value in values if value.line), line)
+        try:
+            value = convert(values)
+        except ConversionProblem as problem:
+            shown = " ".join(value.for_shell() for value in values)
+            self.leave(source, shown, line, Reason.DECISION, f"{problem}: give --set {key}=...", key)
+            return
+        self.put(key, value, source, line, value_line, note)
+
+    def leave(self, option: str, value: Any, line: int, reason: Reason, why: str, key: str = "") -> None:
+        """Tell of something that is not in the card."""
+        shown = str(value)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
+        self.unplaced.append(Unplaced(option, shown, line, reason, why, key))
+
+    def change(self, key: str, value: Any, why: str) -> None:
+        """Put another value than the script's into the card, and tell so."""
+        before = self.placed[key]
+        self.changed.append(Changed(key, before.value, value, before.line, why))
+        note = f"the script's {before.value} {why}"
+        self.placed[key] = Placed(key, value, before.source, before.line, before.value_line, note)
+
+    def drop(self, key: str, why: str, reason: Reason = Reason.ELSEWHERE) -> None:
+        """Take a key out again, with the reason."""
+        before = self.placed.pop(key)
+        self.leave(before.source, before.value, before.line, reason, why)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """What a key holds so far."""
+        found = self.placed.get(key)
+        return default if found is None else found.value
+
+    def line(self, key: str) -> int:
+        """The line a key came from; 0 when it came from none."""
+        found = self.placed.get(key)
+        return found.line if found else 0
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A key's value, when it is a number."""
+        value = self.value(key, default)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """A key's value, when it is a whole number; else `default`."""
+        value = self.value(key, default)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def tables(self) -> dict[str, Any]:
+        """The placed keys as tables of a run card."""
+        result: dict[str, Any] = {}
+        for key, item in self.placed.items():
+            table = result
+            *sections, name = key.split(".")
+            for section in sections:
+                table = table.setdefault(section, {})
+            table[name] = item.value
+        return result

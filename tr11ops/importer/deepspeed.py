@@ -1,0 +1,121 @@
+"""The DeepSpeed settings that a script writes for itself: JSON, read leniently, every value with its line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tr11ops.importer.launch import Launch
+from tr11ops.importer.reader import Script, WrittenFile
+from tr11ops.importer.traced import ScriptError, Traced
+
+_NUMBER = re.compile(r"-?[0-9]+(?:_[0-9]+)+(?:\.[0-9]+)?")
+_SIGNS = ("train_micro_batch_size_per_gpu", "zero_optimization", "train_batch_size")
+MOST_KEYS = 1000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of the file. `value` is None where only a running shell could tell it."""
+
+    value: Any
+    line: int
+
+
+@dataclass(frozen=True)
+class DeepSpeedFile:
+    """The file's values by dotted key. `underscored` are lines on which a number holds `_`, which JSON refuses."""
+
+    path: str
+    line: int
+    settings: Mapping[str, Setting]
+    underscored: tuple[int, ...]
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """The value at a dotted key."""
+        setting = self.settings.get(key)
+        return default if setting is None or setting.value is None else setting.value
+
+    def line_of(self, key: str) -> int:
+        """Its line; the file's first line where the key is not there."""
+        setting = self.settings.get(key)
+        return setting.line if setting else self.line
+
+
+def find_deepspeed(script: Script, launch: Launch) -> DeepSpeedFile | None:
+    """The file that the launched command names, or else the one that looks like it. None: the script writes none.
+
+    Raises ScriptError when it is not JSON.
+    """
+    named = [
+        use.values[0] for use in launch.options if use.option.replace("-", "_") == "__deepspeed_config" and use.values
+    ]
+    for file in reversed(script.files):
+        if any(file.path.text == name.text for name in named):
+            return _read(file)
+    for file in reversed(script.files):
+        if any(f'"{sign}"' in file.content.text for sign in _SIGNS):
+            return _read(file)
+    return None
+
+
+def _read(file: WrittenFile) -> DeepSpeedFile:
+    text, underscored = _mended(file.content)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = file.content.line_at(min(error.pos, len(file.content) - 1)) or file.line
+        raise ScriptError(line, f"the DeepSpeed settings are not JSON: {error.msg}", "mend the script") from None
+    except (RecursionError, ValueError):
+        raise ScriptError(
+            file.line, "the DeepSpeed settings are nested too deeply, or hold a huge number", "mend the script"
+        ) from None
+    if not isinstance(value, dict):
+        raise ScriptError(file.line, "the DeepSpeed settings are no JSON object", "mend the script")
+    settings: dict[str, Setting] = {}
+    _flatten(value, "", 0, file, settings)
+    return DeepSpeedFile(file.path.for_shell(), file.line, settings, tuple(underscored))
+
+
+def _mended(content: Traced) -> tuple[str, list[int]]:
+    """JSON text of the same length, but for unknown parts and underscores; and the lines with underscores."""
+    pieces: list[str] = []
+    underscored: list[int] = []
+    inside, index = False, 0
+    while index < len(content):
+        character = content.text[index]
+        number = None if inside else _NUMBER.match(content.text, index)
+        if content.unknown_at(index):
+            start = index
+            while index < len(content) and content.unknown_at(index):
+                index += 1
+            pieces.append("?" * (index - start) if inside else "null".ljust(index - start))
+            continue
+        if number is not None:
+            underscored.append(content.line_at(index))
+            pieces.append(number.group().replace("_", "").rjust(len(number.group())))
+            index = number.end()
+            continue
+        if character == "\\" and inside:
+            pieces.append(content.text[index : index + 2])
+            index += 2
+            continue
+        inside ^= character == '"'
+        pieces.append(character)
+        index += 1
+    return "".join(pieces), underscored
+
+
+def _flatten(value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, Setting]) -> None:
+    for name, item in value.items():
+        key = f"{prefix}{name}"
+        position = max(file.content.text.find(f'"{name}"', start), 0)
+        if isinstance(item, dict):
+            _flatten(item, key + ".", position, file, settings)
+        else:
+            settings[key] = Setting(item, file.content.line_at(position) or file.line)
+        if len(settings) > MOST_KEYS:
+            raise ScriptError(file.line, f"the DeepSpeed settings have more than {MOST_KEYS} keys", "mend the script")

@@ -1,0 +1,241 @@
+"""Words expanded with the variables that the script itself sets. Nothing is run; what is not known stays unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tr11ops.importer.arithmetic import ArithmeticProblem, evaluate
+from tr11ops.importer.lexer import Arithmetic, Literal, Parameter, Part, Substitution, Word
+from tr11ops.importer.traced import LARGEST_VALUE, ScriptError, Traced
+
+_BLANKS = " \t\n"
+_NAME_IN_ARITHMETIC = re.compile(r"(?<![\w#])[A-Za-z_]\w*", re.ASCII)
+MOST_CHARACTERS = 8 * 1024 * 1024  # of all expansions of one script together
+MOST_FIELDS = 20_000
+_DEEPEST_NAMES = 8
+
+Value = Traced | tuple[Traced, ...]  # text, or an array
+
+
+@dataclass
+class Variables:
+    """What the script has set so far, which names each value was made from, and what could not be evaluated."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    exported: set[str] = field(default_factory=set)
+    origins: dict[str, set[str]] = field(default_factory=dict)
+    unread: dict[tuple[str, int], str] = field(default_factory=dict)  # (source, line) -> why
+    used: set[str] = field(default_factory=set)
+    spent: int = 0
+
+    def assign(self, name: str, value: Value, made_from: set[str]) -> None:
+        """Set `name`; remember what it was made from, also what those were made from."""
+        reached = set(made_from)
+        for other in made_from:
+            reached |= self.origins.get(other, set())
+        self.values[name] = value
+        self.origins[name] = reached
+        self.removed.discard(name)
+
+    def remove(self, name: str) -> None:
+        """`unset NAME`: from here on the name is known to be empty."""
+        self.values.pop(name, None)
+        self.removed.add(name)
+
+    def text(self, name: str) -> Traced | None:
+        """The value as one text (an array's first element), or None when the script does not set it."""
+        value = self.values.get(name)
+        if isinstance(value, tuple):
+            return value[0] if value else Traced()
+        return value
+
+    def spend(self, count: int, line: int) -> None:
+        """Account for expanded characters. Raises ScriptError when the script grows without end."""
+        self.spent += count
+        if count > LARGEST_VALUE or self.spent > MOST_CHARACTERS:
+            raise ScriptError(line, "a value grows beyond all measure", "a variable is made of itself again and again")
+
+
+def expand_word(word: Word, variables: Variables, split: bool = True) -> list[Traced]:
+    """The fields that a word becomes; with `split=False` (assignments) always exactly one."""
+    builder = _Fields(word.line, split)
+    _expand_into(word.parts, variables, builder)
+    fields = builder.finish()
+    variables.spend(sum(len(field) for field in fields), word.line)
+    return fields
+
+
+def expand_text(parts: Sequence[Part], variables: Variables, line: int) -> Traced:
+    """Parts as one text, as between double quotes or on the right of `=`."""
+    return expand_word(Word(tuple(parts), line), variables, split=False)[0]
+
+
+class _Fields:
+    """Collects text; unquoted blanks from expansions begin a new field."""
+
+    def __init__(self, line: int, split: bool):
+        self.line = line
+        self.split = split
+        self.done: list[Traced] = []
+        self.current: list[Traced] = []
+        self.started = False
+
+    def add(self, text: Traced) -> None:
+        self.current.append(text)
+        self.started = True
+
+    def add_split(self, text: Traced) -> None:
+        """Unquoted text of an expansion; unknown parts of it are never split."""
+        if not self.split:
+            self.current.append(text)
+            return
+        start: int | None = None
+        for index in range(len(text) + 1):
+            blank = index == len(text) or (text.text[index] in _BLANKS and not text.unknown_at(index))
+            if not blank and start is None:
+                start = index
+            elif blank and start is not None:
+                self.add(text.cut(start, index))
+                start = None
+            if blank and index < len(text):
+                self.end()
+
+    def end(self) -> None:
+        if self.started:
+            self.done.append(Traced.join(self.current))
+            if len(self.done) > MOST_FIELDS:
+                raise ScriptError(self.line, f"has more than {MOST_FIELDS} words", "this is not a batch script")
+        self.current, self.started = [], False
+
+    def finish(self) -> list[Traced]:
+        if not self.split:
+            return [Traced.join(self.current)]
+        self.end()
+        return self.done
+
+
+def _expand_into(parts: Sequence[Part], variables: Variables, fields: _Fields) -> None:
+    for part in parts:
+        match part:
+            case Literal():
+                fields.add(part.text)
+            case Parameter():
+                _parameter(part, variables, fields)
+            case Arithmetic():
+                fields.add(_arithmetic(part, variables))
+            case Substitution():
+                variables.unread.setdefault((part.source, part.line), "is not evaluated")
+                fields.add(Traced.of(part.source, part.line, unknown=True))
+
+
+def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
+    variables.used.add(part.name)
+    text, items = _looked_up(part, variables)
+    missing = text is None
+    if text is None and part.name in variables.removed:
+        text = Traced()
+    if part.operator is not None and _default_taken(part, missing or not text, missing, variables, fields):
+        return
+    if text is None:
+        index = f"[{part.index}]" if part.index is not None else ""
+        fields.add(Traced.of("${" + part.name + index + "}", part.line, unknown=True))
+    elif part.quoted and items is not None and part.index == "@" and fields.split:
+        for number, item in enumerate(items):
+            if number:
+                fields.end()
+            fields.add(item)
+    elif part.quoted:
+        fields.add(text)
+    else:
+        fields.add_split(text)
+
+
+def _looked_up(part: Parameter, variables: Variables) -> tuple[Traced | None, tuple[Traced, ...] | None]:
+    """The parameter's text (None: the script does not set it), and its elements where all are meant."""
+    value = variables.values.get(part.name)
+    if part.index is None:
+        return variables.text(part.name), None
+    if part.index.isdigit():
+        return _element(value, int(part.index)), None
+    if value is None:
+        return None, None
+    items = value if isinstance(value, tuple) else (value,)
+    return Traced.join(items, " "), items
+
+
+def _default_taken(part: Parameter, empty: bool, missing: bool, variables: Variables, fields: _Fields) -> bool:
+    """`:-`, `:=`, `:+` and their forms without a colon; true when they said all there is to say."""
+    assert part.operator is not None
+    kind = part.operator[-1]
+    absent = empty if part.operator.startswith(":") else missing
+    if kind == "+":
+        if not absent:
+            _expand_default(part, variables, fields)
+        elif part.quoted:
+            fields.add(Traced())
+        return True
+    if not absent or kind == "?":
+        return False
+    if kind == "=":
+        variables.assign(part.name, expand_text(part.default, variables, part.line), set())
+    _expand_default(part, variables, fields)
+    return True
+
+
+def _element(value: Value | None, index: int) -> Traced | None:
+    if value is None:
+        return None
+    items = value if isinstance(value, tuple) else (value,)
+    return items[index] if index < len(items) else Traced()
+
+
+def _expand_default(part: Parameter, variables: Variables, fields: _Fields) -> None:
+    """The word after `:-`; unquoted, its own blanks split too."""
+    if part.quoted:
+        fields.add(Traced())
+        _expand_into(part.default, variables, fields)
+        return
+    for piece in part.default:
+        if isinstance(piece, Literal) and not piece.quoted:
+            fields.add_split(piece.text)
+        else:
+            _expand_into([piece], variables, fields)
+
+
+def _arithmetic(part: Arithmetic, variables: Variables) -> Traced:
+    text = expand_text(part.body, variables, part.line)
+    try:
+        if not text.is_known:
+            raise ArithmeticProblem(f"{text.unknowns[0]} is not known")
+        value = evaluate(_named(text.text, variables, 0))
+    except ArithmeticProblem as problem:
+        variables.unread.setdefault((part.source, part.line), str(problem))
+        return Traced.of(part.source, part.line, unknown=True)
+    return Traced.of(str(value), part.line)
+
+
+def _named(expression: str, variables: Variables, depth: int) -> str:
+    """Names in an arithmetic expression replaced by their values, themselves expressions, as bash does."""
+    if depth > _DEEPEST_NAMES:
+        raise ArithmeticProblem("a name stands for itself")
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group()
+        variables.used.add(name)
+        value = variables.text(name)
+        if value is None and name in variables.removed:
+            return "0"
+        if value is None or not value.is_known:
+            raise ArithmeticProblem(f"{name} is not known")
+        inner = value.text.strip() or "0"
+        if re.fullmatch(r"[0-9]+", inner):
+            return inner
+        return f"({_named(inner, variables, depth + 1)})"
+
+    replaced = _NAME_IN_ARITHMETIC.sub(replace, expression)
+    if len(replaced) > LARGEST_VALUE:
+        raise ArithmeticProblem("the expression is too long")
+    return replaced

@@ -1,0 +1,188 @@
+"""How an option of the old trainer becomes a key: kinds of rules, converters of their values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tr11ops.importer.results import Reason
+from tr11ops.importer.traced import Traced
+
+ALL_VALUES = -1
+IN_THE_JOB = ("${SLURM_", "${TMPDIR}", "${HOSTNAME}", "${JOBSCRATCH}")  # variables that only a node has
+_QUOTES = "'\""
+
+
+class ConversionProblem(ValueError):
+    """A value that cannot become the key's; the text says why."""
+
+
+Converter = Callable[[Sequence[Traced]], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One option of the old trainer. Without `key`, `reason` and `note` say what becomes of it."""
+
+    option: str
+    count: int  # values it takes; ALL_VALUES: everything up to the next option
+    key: str = ""
+    convert: Converter | None = None
+    note: str = ""
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True)
+class OptionUse:
+    """An option as the script gives it."""
+
+    option: str
+    values: tuple[Traced, ...]
+    line: int
+
+    @property
+    def text(self) -> str:
+        """Its values as one text, for showing."""
+        return " ".join(value.for_shell() for value in self.values)
+
+    @property
+    def value_line(self) -> int:
+        """Line on which the value itself was written."""
+        return next((value.line for value in self.values if value.line), self.line)
+
+
+def unquoted(value: Traced) -> Traced:
+    """Without quotes that stand around it as characters: nested quoting that no shell took away."""
+    text = value.text
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in _QUOTES:
+        return value.cut(1, len(text) - 1)
+    return value
+
+
+def single(values: Sequence[Traced]) -> Traced:
+    """The only value."""
+    if len(values) != 1 or not values[0].text:
+        raise ConversionProblem("it has no value" if not values or not values[0].text else "it has more than one value")
+    return unquoted(values[0])
+
+
+def known(value: Traced) -> str:
+    """The text, when it does not depend on what only a shell could tell."""
+    if not value.is_known:
+        raise ConversionProblem(f"{value.unknowns[0]} is only known when the script runs")
+    return value.text
+
+
+def integer(values: Sequence[Traced]) -> int:
+    """A whole number; underscores are separators."""
+    text = known(single(values))
+    if not re.fullmatch(r"[+-]?[0-9]+(?:_[0-9]+)*", text) or len(text) > 40:
+        raise ConversionProblem("it is not a whole number")
+    return int(text)
+
+
+def number(values: Sequence[Traced]) -> float:
+    """A finite number."""
+    text = known(single(values))
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConversionProblem("it is not a number") from None
+    if not math.isfinite(value):
+        raise ConversionProblem("it is not a finite number")
+    return value
+
+
+def whole_if_possible(values: Sequence[Traced]) -> float:
+    """A number; whole ones as integers, so that the card shows 5990 and not 5990.0."""
+    value = number(values)
+    return int(value) if value.is_integer() else value
+
+
+def text(values: Sequence[Traced]) -> str:
+    """Text for the card: variables of the environment stay `$NAME`; what a command would print is refused."""
+    return card_text(single(values))
+
+
+def card_text(value: Traced) -> str:
+    """As `text`, of one value."""
+    for piece in value.unknowns:
+        names = re.fullmatch(r"(?:\$\{[A-Za-z_]\w*\})+", piece, re.ASCII)
+        if names is None or any(name in piece for name in IN_THE_JOB):
+            raise ConversionProblem(f"{piece[:60]} is only known inside the job")
+    return value.for_card()
+
+
+def on(values: Sequence[Traced]) -> bool:
+    """A switch that is given."""
+    return True
+
+
+def off(values: Sequence[Traced]) -> bool:
+    """A switch whose name says no."""
+    return False
+
+
+def always(value: Any) -> Converter:
+    """A fixed value, whatever the option carries."""
+    return lambda values: value
+
+
+def one_of(**words: Any) -> Converter:
+    """A word of a fixed list; `_` in a name stands for `-` as well."""
+
+    def convert(values: Sequence[Traced]) -> Any:
+        word = known(single(values))
+        if word not in words:
+            raise ConversionProblem(f"is none of {', '.join(words)}")
+        return words[word]
+
+    return convert
+
+
+def ramp(values: Sequence[Traced]) -> dict[str, int]:
+    """`--rampup-batch-size START INCREMENT SAMPLES`."""
+    if len(values) == 1:  # quoted as one word
+        values = _split(values[0])
+    if len(values) != 3:
+        raise ConversionProblem("it needs three numbers: start, increment, samples")
+    start, increment, samples = (integer([value]) for value in values)
+    return {"start": start, "increment": increment, "samples": samples}
+
+
+def split_shares(values: Sequence[Traced]) -> str:
+    """`--split 949,50,1`, with or without blanks."""
+    shares = [part for value in values for part in known(unquoted(value)).replace(",", " ").split()]
+    return ",".join([*shares, "0", "0"][: max(3, len(shares))])
+
+
+def ranges(values: Sequence[Traced]) -> list[str]:
+    """`--skip-train-iteration-range A-B C-D`; underscores are separators of digits."""
+    found = [known(value).replace("_", "") for given in values for value in _split(unquoted(given))]
+    for entry in found:
+        if not re.fullmatch(r"[0-9]{1,12}-[0-9]{1,12}", entry):
+            raise ConversionProblem(f"{entry[:30]!r} is not a range such as 13251-14000")
+    return found
+
+
+def groups(values: Sequence[Traced]) -> list[str]:
+    """Quoted groups `NAME: WEIGHT START:END PREFIX, ...`; joined again where the quotes were lost."""
+    words = [unquoted(value) for value in values]
+    if words and re.fullmatch(r"[^\s:]+:", words[0].text):
+        words = [Traced.join(words, " ")]
+    return [card_text(word) for word in words]
+
+
+def one_group(values: Sequence[Traced]) -> str:
+    """Exactly one group: what is trained on."""
+    found = groups(values)
+    if len(found) != 1:
+        raise ConversionProblem(f"there must be one training group, not {len(found)}")
+    return found[0]
+
+
+def _split(value: Traced) -> list[Traced]:
+    return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", value.text)]

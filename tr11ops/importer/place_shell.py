@@ -1,0 +1,130 @@
+"""What the script's shell prepares: exported variables, sourced files, other commands, and the launcher's options."""
+
+from __future__ import annotations
+
+import re
+
+from tr11ops.importer.builder import Builder
+from tr11ops.importer.launch import Launch
+from tr11ops.importer.options import IN_THE_JOB, ConversionProblem, card_text, integer
+from tr11ops.importer.reader import Assignment, Command, Script
+from tr11ops.importer.results import Reason
+
+_SETUP = frozenset({"source", ".", "module", "ml", "conda", "mamba", "micromamba", "spack", "ulimit", "umask"})
+_SILENT = frozenset(
+    {
+        "set", "cd", "pushd", "popd", "mkdir", "echo", "printf", "date", "clear", "sleep", "true", ":", "cat", "tee",
+        "hostname", "pwd", "ls", "unset", "exit", "trap", "wait", "[", "[[", "test", "shopt", "eval", "read", "shift",
+        "nvidia-smi", "touch", "env", "which", "git", "return", "]]", "grep", "head", "tail",
+    }
+)  # fmt: skip
+_LISTS_OF_FOLDERS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MANPATH"})
+_OWN_VARIABLES = {
+    "MASTER_ADDR": "the first node of the allocation",
+    "MASTER_PORT": "slurm.master_port",
+    "TORCHELASTIC_ERROR_FILE": "tr11 keeps the first worker's error itself",
+    "WORLD_SIZE": "slurm.nodes x slurm.workers_per_node",
+    "RANK": "given to every worker",
+    "LOCAL_RANK": "given to every worker",
+}
+_RENAMED = {"NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
+
+
+def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
+    """Place the environment, the set-up lines and the rendezvous port; tell of commands that tr11 does not run."""
+    _launcher(builder, script, launch)
+    reached = names_of_launch(script, launch)
+    setup: list[str] = []
+    setup_line = 0
+    for command in script.commands:
+        if command.name in _SETUP and not command.outer and command.line <= launch.line:
+            if command.conditional:
+                why = "stands in a condition, which is not evaluated: add it to slurm.setup if the nodes need it"
+                builder.leave(command.name, _text(command), command.line, Reason.DECISION, why, "slurm.setup")
+                continue
+            setup.append(_text(command))
+            setup_line = setup_line or command.line
+        elif command is not launch.command and not command.outer and command.words is not launch.command.outer:
+            _other(builder, command)
+    for item in script.assignments:
+        if item.exported and item.applied and item.name not in reached:
+            line = _exported(builder, item)
+            if line:
+                setup.append(line)
+                setup_line = setup_line or item.line
+    if setup:
+        builder.put("slurm.setup", list(dict.fromkeys(setup)), "the script's own set-up", setup_line)
+    for item in script.assignments:
+        if not item.applied and item.name in reached:
+            why = "stands in a condition, which is not evaluated; the value before it was taken"
+            builder.leave(item.name, item.value.for_shell(), item.line, Reason.DECISION, why)
+
+
+def names_of_launch(script: Script, launch: Launch) -> set[str]:
+    """Variables that the training's command is made of, through all others."""
+    names = set(launch.command.used)
+    outer = launch.command.outer
+    while outer:
+        holder = next((command for command in script.commands if command.words is outer), None)
+        names |= holder.used if holder else set()
+        outer = holder.outer if holder else ()
+    for name in tuple(names):
+        names |= script.variables.origins.get(name, set())
+    return names
+
+
+def _launcher(builder: Builder, script: Script, launch: Launch) -> None:
+    for name in ("nproc_per_node", "num_gpus"):
+        if name in launch.launcher:
+            value = launch.launcher[name]
+            builder.take("slurm.workers_per_node", (value,), integer, f"--{name}", value.line)
+    endpoint = launch.launcher.get("rdzv_endpoint")
+    port = launch.launcher.get("master_port")
+    if endpoint is not None and ":" in endpoint.text:
+        port = endpoint.cut(endpoint.text.rindex(":") + 1)
+    port = port or script.variables.text("MASTER_PORT")
+    if port is not None and port.text and port.is_known:
+        builder.take("slurm.master_port", (port,), integer, "the launcher's port", port.line)
+
+
+def _text(command: Command) -> str:
+    """The command as shell text again; words that would fall apart between double quotes."""
+    return " ".join(
+        f'"{word.for_shell()}"' if re.search(r"""[\s;&|<>()'*?#]""", word.text) or not word.text else word.for_shell()
+        for word in command.words
+    )
+
+
+def _other(builder: Builder, command: Command) -> None:
+    words = [word.text for word in command.words]
+    shown = " ".join(words)
+    if any("load_ratios_meg_ds_format" in word for word in words):
+        why = "written anew at every job start, also by other jobs: write these files once, before the launch"
+        builder.leave(command.name, shown, command.line, Reason.ELSEWHERE, why)
+    elif command.name not in _SILENT and "=" not in command.name:
+        why = "tr11 does not run it; what the nodes need before the workers start goes into slurm.setup"
+        builder.leave(command.name, shown, command.line, Reason.NO_COUNTERPART, why)
+
+
+def _exported(builder: Builder, item: Assignment) -> str:
+    """Place an exported variable; returns a set-up line for one that only the node's shell can make."""
+    source, shown = f"export {item.name}", item.value.for_shell()
+    if item.name in _OWN_VARIABLES:
+        builder.leave(source, shown, item.line, Reason.DROPPED, _OWN_VARIABLES[item.name])
+        return ""
+    if _SECRET.search(item.name):
+        why = "looks like a secret, and cards are copied: source a file that only you can read, in slurm.setup"
+        builder.leave(source, "(not shown)", item.line, Reason.DECISION, why, "slurm.setup")
+        return ""
+    inside = any(name in item.value.text for name in IN_THE_JOB)
+    if item.name in _LISTS_OF_FOLDERS or inside or "${" + item.name + "}" in item.value.unknowns:
+        return f'export {item.name}="{shown}"'
+    try:
+        value = card_text(item.value)
+    except ConversionProblem:
+        return f'export {item.name}="{shown}"'
+    name = _RENAMED.get(item.name, item.name)
+    note = f"today's name of {item.name}" if name != item.name else ""
+    builder.put(f"slurm.environment.{name}", value, source, item.line, note=note)
+    return ""

@@ -1,0 +1,142 @@
+"""`#SBATCH` options into [slurm] and [run], and what Slurm will tell the job's shell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tr11ops.importer.builder import Builder
+from tr11ops.importer.options import ConversionProblem, Converter, integer, text
+from tr11ops.importer.results import Reason
+from tr11ops.importer.sbatch import Directive, gpus_of
+from tr11ops.importer.traced import Traced
+from tr11ops.slurm_syntax import parse_time_limit
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_LEFT: Mapping[str, tuple[Reason, str]] = {
+    "ntasks-per-node": (Reason.DROPPED, "each node gets one launcher; slurm.workers_per_node is what it starts"),
+    "ntasks": (Reason.DROPPED, "each node gets one launcher"),
+    "error": (Reason.ELSEWHERE, "slurm.output holds both"),
+    "open-mode": (Reason.DROPPED, "each attempt has its own file"),
+    "array": (Reason.ELSEWHERE, "belongs to one submission: tr11 launch --array"),
+    "dependency": (Reason.ELSEWHERE, "belongs to one submission: tr11 launch --after"),
+    "begin": (Reason.DROPPED, "a job that waits for its time is invisible to the scheduler and loses its place"),
+    "hold": (Reason.ELSEWHERE, "belongs to one submission"),
+    "requeue": (Reason.DROPPED, "the next array task goes on in its place"),
+    "no-requeue": (Reason.DROPPED, "tr11's jobs are never requeued"),
+    "mail-type": (Reason.DROPPED, "tr11 tells of trouble itself: [alerts]"),
+    "chdir": (Reason.DROPPED, "tr11 needs no working directory"),
+    "gpus": (Reason.ELSEWHERE, "follows from slurm.nodes x slurm.gpus_per_node"),
+    "export": (Reason.ELSEWHERE, "slurm.environment"),
+    "get-user-env": (Reason.DROPPED, "slurm.environment and slurm.setup say what the workers see"),
+}
+_MUST_DECIDE = frozenset({"mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "licenses", "clusters", "exclusive"})
+
+
+def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
+    """What Slurm tells the shell of the job that these directives describe."""
+    names = {
+        "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        "job-name": ("SLURM_JOB_NAME",),
+        "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+        "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+        "partition": ("SLURM_JOB_PARTITION",),
+    }
+    found: dict[str, Traced] = {}
+    for item in directives:
+        for name in names.get(item.name, ()) if item.read else ():
+            found[name] = Traced.of(item.value, item.line)
+    return found
+
+
+def place_slurm(builder: Builder, directives: Sequence[Directive]) -> None:
+    """Place every directive, or tell what becomes of it."""
+    for item in directives:
+        if not item.read:
+            why = "stands after the first command, where Slurm no longer looks"
+            builder.leave(_shown(item), item.value, item.line, Reason.NO_EFFECT, why)
+        else:
+            _place(builder, item)
+
+
+def _place(builder: Builder, item: Directive) -> None:
+    source, values = _shown(item), (Traced.of(item.value, item.line),)
+    if item.name in _CONVERTED:
+        key, convert = _CONVERTED[item.name]
+        builder.take(key, values, convert, source, item.line)
+    elif item.name == "job-name":
+        _run_name(builder, item)
+    elif item.name == "nodes":
+        least, _, most = item.value.partition("-")
+        note = f"the script takes {item.value}" if most and most != least else ""
+        builder.take("slurm.nodes", (Traced.of(least, item.line),), integer, source, item.line, note)
+    elif item.name in _LEFT:
+        reason, why = _LEFT[item.name]
+        builder.leave(source, item.value, item.line, reason, f"{why} {item.value}" if item.name == "array" else why)
+    elif item.name in _MUST_DECIDE:
+        why = "tr11 does not ask for it; does the cluster need it?"
+        builder.leave(source, item.value, item.line, Reason.DECISION, why)
+    else:
+        builder.leave(source, item.value, item.line, Reason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
+
+
+def _shown(item: Directive) -> str:
+    return f"#SBATCH --{item.name}" if item.name else "#SBATCH"
+
+
+def _run_name(builder: Builder, item: Directive) -> None:
+    name = item.value
+    if not _RUN_NAME.fullmatch(name):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
+        if not name:
+            why = "is no name for a run: give --set run.name=..."
+            builder.leave(_shown(item), item.value, item.line, Reason.DECISION, why, "run.name")
+            return
+    note = "" if name == item.value else f"{item.value!r} is no name for a run"
+    builder.put("run.name", name, _shown(item), item.line, note=note)
+
+
+def _time_limit(values: Sequence[Traced]) -> str:
+    try:
+        parse_time_limit(values[0].text)
+    except ValueError as error:
+        raise ConversionProblem(str(error)) from None
+    return values[0].text
+
+
+def _gpus(values: Sequence[Traced]) -> int:
+    """GPUs of `--gres=gpu:8` or `--gpus-per-node=8`."""
+    value = values[0].text
+    count = gpus_of(value if value.startswith(("gpu:", "gres")) or "," in value else f"gpu:{value}")
+    if count is None:
+        raise ConversionProblem("it names no number of GPUs")
+    return count
+
+
+def _signal(values: Sequence[Traced]) -> int:
+    """`B:USR1@600`: the seconds. Without a number Slurm sends it 60 seconds before the limit."""
+    match = re.fullmatch(r"(?:[RB]+:)?(?:SIG)?([A-Z0-9]+)(?:@([0-9]{1,5}))?", values[0].text)
+    if match is None:
+        raise ConversionProblem("it is not a signal such as USR1@600")
+    if match.group(1) not in {"USR1", "10"}:
+        raise ConversionProblem(f"tr11 leaves on USR1, not on {match.group(1)}")
+    return int(match.group(2) or 60)
+
+
+_CONVERTED: Mapping[str, tuple[str, Converter]] = {
+    "partition": ("slurm.partition", text),
+    "account": ("slurm.account", text),
+    "constraint": ("slurm.constraint", text),
+    "qos": ("slurm.quality_of_service", text),
+    "reservation": ("slurm.reservation", text),
+    "hint": ("slurm.hint", text),
+    "output": ("slurm.output", text),
+    "comment": ("slurm.comment", text),
+    "cpus-per-task": ("slurm.cpus_per_task", integer),
+    "time": ("slurm.time_limit", _time_limit),
+    "gres": ("slurm.gpus_per_node", _gpus),
+    "gpus-per-node": ("slurm.gpus_per_node", _gpus),
+    "exclude": ("slurm.exclude", lambda values: [values[0].text]),
+    "mail-user": ("alerts.recipients", lambda values: values[0].text.split(",")),
+    "signal": ("slurm.signal_seconds_before_limit", _signal),
+}

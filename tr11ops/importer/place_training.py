@@ -1,0 +1,171 @@
+"""The trainer's options into the training sections, with what several options say together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from tr11ops.importer.builder import Builder
+from tr11ops.importer.launch import Launch
+from tr11ops.importer.options import (
+    ConversionProblem,
+    OptionUse,
+    card_text,
+    integer,
+    known,
+    number,
+    text,
+    unquoted,
+)
+from tr11ops.importer.options_left import TOGETHER
+from tr11ops.importer.options_table import RULES
+from tr11ops.importer.results import Reason
+from tr11ops.importer.traced import Traced
+from trainer.config import nearest
+
+_PROGRAM = "pretrain_gpt.py"
+_TOGETHER = frozenset(rule.option for rule in TOGETHER)
+
+
+def place_training(builder: Builder, launch: Launch) -> None:
+    """Place every option of the training's command, or tell what becomes of it."""
+    program = launch.program.rpartition("/")[2]
+    if program and program != _PROGRAM:
+        builder.leave(program, "", launch.line, Reason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it")
+    uses: dict[str, OptionUse] = {}
+    for use in launch.options:
+        uses[use.option] = use
+        if use.option not in _TOGETHER:
+            _place(builder, use)
+    for stray in launch.strays:
+        if stray.text.strip("\\ \t\n"):
+            builder.leave(stray.for_shell(), "", stray.line, Reason.DECISION, "is a word that belongs to no option")
+    _folders(builder, uses)
+    _data_path(builder, uses.get("--data-path"))
+    _scale(builder, uses)
+
+
+def _place(builder: Builder, use: OptionUse) -> None:
+    rule = RULES.get(use.option)
+    if rule is None:
+        near = nearest(use.option, RULES)
+        why = "is not known" + (f"; did it mean {near}?" if near else "")
+        builder.leave(use.option, use.text, use.line, Reason.DECISION, why)
+    elif rule.convert is None:
+        assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
+        builder.leave(use.option, use.text, use.line, rule.reason, rule.note)
+    elif use.option == "--no-bias-gelu-fusion" and builder.value("model.activation"):
+        return
+    else:
+        builder.take(rule.key, use.values, rule.convert, use.option, use.line, rule.note)
+
+
+# ----------------------------------------------------------------------------- folders
+def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
+    """`--save DIR/checkpoints/VARIANT` gives run.directory and run.variant; `--load` of another folder is kept."""
+    save, load, events = uses.get("--save"), uses.get("--load"), uses.get("--tensorboard-dir")
+    saved = _path(builder, save, "run.directory")
+    loaded = _path(builder, load, "checkpoint.load")
+    if saved is None and save is None:
+        source = load if loaded is not None else None
+        line = source.line if source else 0
+        builder.leave(
+            "--save",
+            "",
+            line,
+            Reason.DECISION,
+            "is not given, and a run saves: give --set run.directory=...",
+            "run.directory",
+        )
+    elif saved is not None and save is not None:
+        directory, variant = _directory_and_variant(saved)
+        builder.put("run.directory", directory, "--save", save.line, save.value_line)
+        if variant:
+            builder.put("run.variant", variant, "--save", save.line, save.value_line)
+        else:
+            why = f"its checkpoints lay in {saved} itself: give --set checkpoint.load={saved} to go on from there, or none"
+            builder.leave("--save", saved, save.line, Reason.DECISION, why, "checkpoint.load")
+    if load is not None and loaded is not None:
+        if loaded == saved or saved is None:
+            builder.leave("--load", loaded, load.line, Reason.ELSEWHERE, "a run resumes from its own directory")
+        else:
+            builder.put("checkpoint.load", loaded, "--load", load.line, load.value_line)
+    if events is not None:
+        builder.put("logging.tensorboard", True, "--tensorboard-dir", events.line)
+
+
+def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
+    if use is None:
+        return None
+    try:
+        return text(use.values).rstrip("/") or "/"
+    except ConversionProblem as problem:
+        builder.leave(use.option, use.text, use.line, Reason.DECISION, f"{problem}: give --set {key}=...", key)
+        return None
+
+
+def _directory_and_variant(path: str) -> tuple[str, str]:
+    match = re.fullmatch(r"(.*[^/])/+checkpoints/+([A-Za-z0-9][A-Za-z0-9._-]{0,99})", path, re.ASCII)
+    if match:
+        return match.group(1), match.group(2)
+    match = re.fullmatch(r"(.*[^/])/+checkpoints", path)
+    return (match.group(1), "") if match else (path, "")
+
+
+# ----------------------------------------------------------------------------- data
+def _data_path(builder: Builder, use: OptionUse | None) -> None:
+    """`--data-path PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`."""
+    if use is None:
+        return
+    words = [piece for value in use.values for piece in _pieces(unquoted(value))]
+    try:
+        if len(words) == 1:
+            builder.put("data.prefixes", [card_text(words[0])], "--data-path", use.line, words[0].line)
+            return
+        if not words or len(words) % 2:
+            raise ConversionProblem("it is neither one prefix nor pairs of a weight and a prefix")
+        weights = [number([word]) for word in words[::2]]
+        prefixes = [card_text(word) for word in words[1::2]]
+    except ConversionProblem as problem:
+        builder.leave("--data-path", use.text, use.line, Reason.DECISION, f"{problem}: fill in [data]", "data.prefixes")
+        return
+    builder.put("data.prefixes", prefixes, "--data-path", use.line, words[1].line)
+    builder.put("data.weights", weights, "--data-path", use.line, words[0].line)
+
+
+def _pieces(value: Traced) -> list[Traced]:
+    return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", value.text)]
+
+
+# ----------------------------------------------------------------------------- loss scale
+def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
+    """Options of the fp16 loss scale. DeepSpeed reads its own file instead, so that with it they did nothing."""
+    deepspeed = "--deepspeed" in uses
+    first, least = uses.get("--initial-loss-scale"), uses.get("--min-loss-scale")
+    for option in ("--loss-scale", "--loss-scale-window", "--hysteresis"):
+        if deepspeed and option in uses:
+            key = RULES[option].key
+            if key in builder.placed:
+                builder.drop(key, "DeepSpeed reads its own file; the argument changed nothing", Reason.NO_EFFECT)
+    for use, key in ((first, "precision.initial_scale_power"), (least, "precision.min_loss_scale")):
+        if use is None:
+            continue
+        if deepspeed:
+            why = "DeepSpeed reads its own file; the argument changed nothing"
+            builder.leave(use.option, use.text, use.line, Reason.NO_EFFECT, why)
+        else:
+            builder.take(key, use.values, _power if use is first else _least_scale, use.option, use.line)
+
+
+def _power(values: Sequence[Traced]) -> int:
+    scale = number(values)
+    power = math.log2(scale) if scale > 0 else -1.0
+    if power < 0 or not power.is_integer():
+        raise ConversionProblem("the first loss scale must be a power of two")
+    return int(power)
+
+
+def _least_scale(values: Sequence[Traced]) -> int:
+    text = known(values[0]) if values else ""
+    return integer([Traced.of(text.removesuffix(".0"), values[0].line)]) if values else 0

@@ -1,0 +1,345 @@
+"""The script read from top to bottom: assignments kept, commands and written files collected, nothing run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tr11ops.importer.expansion import Variables, expand_text, expand_word
+from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, Token, Word
+from tr11ops.importer.traced import ScriptError, Traced
+
+MOST_COMMANDS = 5000
+DEEPEST_SHELL = 4  # bash -c inside bash -c
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(\+?)=", re.ASCII)
+_OPENERS = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "case": "esac", "{": "}"}
+_CLOSERS = frozenset(_OPENERS.values())
+_FILLERS = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
+_DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+_BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", ")", ";;", ";&", ";;&"})
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`NAME=value`. `applied` is false where it stands in a condition and the name already had a value."""
+
+    name: str
+    value: Traced
+    line: int
+    exported: bool
+    conditional: bool
+    applied: bool = True
+
+
+@dataclass(frozen=True)
+class Command:
+    """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this one stands in."""
+
+    words: tuple[Traced, ...]
+    line: int
+    conditional: bool
+    piped_into: tuple[str, ...] = ()
+    outer: tuple[Traced, ...] = ()
+    used: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The command's own name, without a path."""
+        return self.words[0].text.rpartition("/")[2] if self.words else ""
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file that the script writes itself: `cat <<EOT > FILE`, `echo ... > FILE`."""
+
+    path: Traced
+    content: Traced
+    line: int
+
+
+@dataclass
+class Script:
+    """Everything the reader found."""
+
+    variables: Variables = field(default_factory=Variables)
+    assignments: list[Assignment] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    files: list[WrittenFile] = field(default_factory=list)
+    shell_options: set[str] = field(default_factory=set)
+    lost_comments: list[Traced] = field(default_factory=list)  # a `#` inside the text of a launched shell
+    not_exported: dict[str, int] = field(default_factory=dict)  # used by a launched shell, and not given to it
+    first_command_line: int = 0
+
+
+def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
+    """Read a whole script; `given` are variables that Slurm will set. Raises ScriptError when it cannot be read."""
+    script = Script()
+    for name, value in (given or {}).items():
+        script.variables.assign(name, value, set())
+        script.variables.exported.add(name)
+    _Reader(script).read(Traced.script(text), outer=(), depth=0)
+    return script
+
+
+class _Reader:
+    def __init__(self, script: Script):
+        self.script = script
+        self.variables = script.variables
+        self.left = False
+
+    def read(self, source: Traced, outer: tuple[Traced, ...], depth: int) -> None:
+        lexer = Lexer(source)
+        tokens = lexer.tokens()
+        if outer:
+            self.script.lost_comments += [comment for comment in lexer.comments if "--" in comment.text]
+        blocks: list[str] = []
+        after = "\n"
+        start = 0
+        for index in range(len(tokens) + 1):
+            token = tokens[index] if index < len(tokens) else Operator("\n", 0)
+            if not isinstance(token, Operator) or token.text not in _BREAKS:
+                continue
+            pieces = tokens[start:index]
+            conditional = bool(blocks) or after in {"&&", "||"}
+            if pieces:
+                targets = _pipe_targets(tokens, index)
+                self.statement(pieces, blocks, conditional, targets, outer, depth)
+            if self.left:
+                return
+            if token.text == "(":
+                blocks.append(")")
+            elif token.text == ")" and blocks and blocks[-1] == ")":
+                blocks.pop()
+            after, start = token.text, index + 1
+
+    def statement(
+        self,
+        pieces: Sequence[Token],
+        blocks: list[str],
+        conditional: bool,
+        targets: tuple[str, ...],
+        outer: tuple[Traced, ...],
+        depth: int,
+    ) -> None:
+        """One simple command, behind the keywords before it."""
+        rest = list(pieces)
+        while rest and isinstance(rest[0], Word):
+            keyword = rest[0].bare
+            if keyword in _OPENERS:
+                blocks.append(_OPENERS[keyword])
+                conditional = conditional or keyword != "{"
+                rest = rest[1:] if keyword in {"if", "while", "until", "{"} else []
+            elif keyword in _CLOSERS:
+                if keyword in blocks:
+                    while blocks.pop() != keyword:
+                        pass
+                rest = rest[1:]
+            elif keyword in _FILLERS:
+                conditional = conditional or keyword in {"then", "else", "elif", "do"}
+                rest = rest[1:]
+            else:
+                break
+        if rest:
+            self.simple(rest, conditional, targets, outer, depth)
+
+    def simple(
+        self, rest: list[Token], conditional: bool, targets: tuple[str, ...], outer: tuple[Traced, ...], depth: int
+    ) -> None:
+        line = rest[0].line
+        words: list[Word] = []
+        redirects: list[tuple[Operator, Word | None]] = []
+        position = 0
+        while position < len(rest):
+            token = rest[position]
+            following = rest[position + 1] if position + 1 < len(rest) else None
+            if isinstance(token, Word):
+                redirected = isinstance(following, Operator) and following.text in REDIRECTIONS
+                if not (redirected and token.bare in {"1", "2"}):
+                    words.append(token)
+            elif token.body is None and isinstance(following, Word):
+                redirects.append((token, following))
+                position += 1
+            else:
+                redirects.append((token, None))
+            position += 1
+        while words and self.assignment(words[0], conditional, exported=False, alone=len(words) == 1):
+            words = words[1:]
+        if words:
+            self.command(words, redirects, line, conditional, targets, outer, depth)
+
+    # ------------------------------------------------------------------ assignments
+    def assignment(self, word: Word, conditional: bool, exported: bool, alone: bool = True) -> bool:
+        """Keep `NAME=value`; false for any other word. Before a command (`alone=False`) it is passed by."""
+        first = word.parts[0] if word.parts else None
+        if not isinstance(first, Literal) or first.quoted:
+            return False
+        match = _ASSIGNMENT.match(first.text.text)
+        if match is None:
+            return False
+        if not alone and word.array is None and not exported:
+            return True
+        name, append = match.group(1), bool(match.group(2))
+        before_used = set(self.variables.used)
+        self.variables.used.clear()
+        rest: tuple[Part, ...] = (Literal(first.text.cut(match.end()), False), *word.parts[1:])
+        value: Traced | tuple[Traced, ...]
+        if word.array is not None:
+            value = tuple(item for inner in word.array for item in expand_word(inner, self.variables))
+        else:
+            value = expand_text(rest, self.variables, word.line)
+        made_from = set(self.variables.used)
+        self.variables.used |= before_used
+        value = self.appended(name, value) if append else value
+        if append:
+            made_from |= {name} | self.variables.origins.get(name, set())
+        shown = value if isinstance(value, Traced) else Traced.join(value, " ")
+        self.variables.spend(len(shown), word.line)
+        # In a condition the value is taken only where there is no other: which branch a shell takes is not known.
+        applied = not (conditional and name in self.variables.values) or append
+        if applied:
+            self.variables.assign(name, value, made_from)
+        if exported:
+            self.variables.exported.add(name)
+        record = Assignment(name, shown, word.line, exported or name in self.variables.exported, conditional, applied)
+        self.script.assignments.append(record)
+        return True
+
+    def appended(self, name: str, value: Traced | tuple[Traced, ...]) -> Traced | tuple[Traced, ...]:
+        current = self.variables.values.get(name)
+        if isinstance(value, tuple) or isinstance(current, tuple):
+            head = current if isinstance(current, tuple) else (current,) if current is not None else ()
+            return (*head, *(value if isinstance(value, tuple) else (value,)))
+        return Traced.join([current or Traced(), value])
+
+    def declare(self, words: Sequence[Word], conditional: bool) -> None:
+        """`export`, `declare` and their like: assignments, or names alone."""
+        keyword = words[0].bare
+        flags = [word.bare for word in words[1:] if word.bare.startswith("-")]
+        exported = keyword == "export" or any("x" in flag for flag in flags)
+        for word in words[1:]:
+            if word.bare.startswith("-") or self.assignment(word, conditional, exported):
+                continue
+            for name in expand_word(word, self.variables):
+                if exported and _ASSIGNMENT.match(name.text + "="):
+                    self.variables.exported.add(name.text)
+                    value = self.variables.text(name.text)
+                    if value is not None:
+                        record = Assignment(name.text, value, word.line, True, conditional)
+                        self.script.assignments.append(record)
+
+    # ------------------------------------------------------------------ commands
+    def command(
+        self,
+        words: Sequence[Word],
+        redirects: Sequence[tuple[Operator, Word | None]],
+        line: int,
+        conditional: bool,
+        targets: tuple[str, ...],
+        outer: tuple[Traced, ...],
+        depth: int,
+    ) -> None:
+        if words[0].bare in _DECLARING:
+            self.declare(words, conditional)
+            return
+        self.variables.used.clear()
+        found = tuple(field for word in words for field in expand_word(word, self.variables))
+        used = frozenset(self.variables.used)
+        if not found:
+            return
+        if len(self.script.commands) >= MOST_COMMANDS:
+            raise ScriptError(line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script")
+        self.script.first_command_line = self.script.first_command_line or line
+        command = Command(found, line, conditional, targets, outer, used)
+        self.script.commands.append(command)
+        self.effect(command, redirects, depth)
+
+    def effect(self, command: Command, redirects: Sequence[tuple[Operator, Word | None]], depth: int) -> None:
+        """What a command does to the reader: options of the shell, names removed, files written, shells begun."""
+        arguments = [word.text for word in command.words[1:]]
+        if command.name == "set":
+            self.script.shell_options |= _shell_options(arguments)
+        elif command.name == "unset":
+            for name in arguments:
+                if not command.conditional:
+                    self.variables.remove(name)
+        elif command.name in {"exit", "exec"} and not command.conditional and not command.outer:
+            self.left = command.name == "exit" or len(command.words) > 1
+        elif command.name in {"cat", "echo", "printf", "tee", "read"}:
+            self.written(command, redirects)
+        self.launched_shell(command, depth)
+
+    def written(self, command: Command, redirects: Sequence[tuple[Operator, Word | None]]) -> None:
+        body = next((operator for operator, _ in redirects if operator.body is not None), None)
+        content = expand_text(body.body or (), self.variables, body.line) if body else None
+        if command.name == "read":
+            if content is not None and not command.words[-1].text.startswith("-"):
+                self.variables.assign(command.words[-1].text, content, set(self.variables.used))
+            return
+        if content is None and command.name == "echo":
+            plain = [word for word in command.words[1:] if word.text not in {"-e", "-n", "-E"}]
+            content = Traced.join(plain, " ")
+        target = next((word for operator, word in redirects if word and operator.text in {">", ">>", ">|"}), None)
+        if target is not None:
+            paths = expand_word(target, self.variables)
+        else:
+            paths = list(command.words[1:]) if command.name == "tee" else []
+        if content is not None and paths:
+            self.script.files.append(WrittenFile(paths[-1], content, command.line))
+
+    def launched_shell(self, command: Command, depth: int) -> None:
+        """`bash -c TEXT` and `eval TEXT` are read in their turn, with the same variables."""
+        texts = [word.text for word in command.words]
+        inner: Traced | None = None
+        if command.name == "eval":
+            inner = Traced.join(command.words[1:], " ")
+        for index, text in enumerate(texts[:-2]):
+            flag = texts[index + 1]
+            if text.rpartition("/")[2] in _SHELLS and flag.startswith("-") and flag.endswith("c"):
+                inner = command.words[index + 2]
+                break
+        if inner is None or not inner.text.strip():
+            return
+        if depth >= DEEPEST_SHELL:
+            raise ScriptError(command.line, "shells are nested too deeply", "this is not a batch script")
+        before = len(self.script.commands)
+        self.read(inner, outer=command.words, depth=depth + 1)
+        if command.name != "eval":
+            for started in self.script.commands[before:]:
+                for name in started.used & self.variables.values.keys() - self.variables.exported:
+                    self.script.not_exported.setdefault(name, started.line)
+
+
+def _is_break(token: Token) -> bool:
+    return isinstance(token, Operator) and token.text in _BREAKS
+
+
+def _pipe_targets(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
+    """The first words of the commands that this one's output is piped into."""
+    names: list[str] = []
+    while index < len(tokens):
+        token = tokens[index]
+        if not isinstance(token, Operator) or token.text not in {"|", "|&"}:
+            break
+        following = tokens[index + 1] if index + 1 < len(tokens) else None
+        if isinstance(following, Word):
+            names.append(following.bare)
+        index += 1
+        while index < len(tokens) and not _is_break(tokens[index]):
+            index += 1
+    return tuple(names)
+
+
+def _shell_options(arguments: Sequence[str]) -> set[str]:
+    """Names switched on by `set`: `-e` is errexit, `-o pipefail` is pipefail."""
+    found: set[str] = set()
+    take_name = False
+    for argument in arguments:
+        if take_name:
+            found.add(argument)
+            take_name = False
+        elif argument.startswith("-"):
+            found |= {"errexit" for letter in argument if letter == "e"}
+            take_name = argument.endswith("o")
+    return found

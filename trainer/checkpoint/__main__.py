@@ -1,0 +1,123 @@
+"""`python -m trainer.checkpoint COMMAND`: look at checkpoints and turn them into others.
+
+The result goes to stdout, as text or with `--json` as one object; progress and refusals go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.commands import UsageError
+
+EXIT_FINE = 0
+EXIT_NEEDS_PERSON = 1
+EXIT_USAGE = 2
+EXIT_UNOBSERVED = 3
+
+SCHEMA = 1
+# The command's name and its module: `import` is a word that no module's name can be.
+COMMANDS = {"inspect": "inspect", "diff": "diff", "export": "export", "import": "import_", "reshape": "reshape"}
+_PACKAGE = "trainer.checkpoint.commands"
+# What a file system says when it cannot answer, as against a file that is not there or a disk that is full.
+_SILENCE = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV}
+
+
+class Command(Protocol):
+    """What a module of a command holds (see `trainer.checkpoint.commands`)."""
+
+    HELP: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace) -> dict[str, Any]: ...
+
+    def describe(self, result: dict[str, Any]) -> str: ...
+
+
+def available() -> dict[str, str]:
+    """Commands of this installation: name -> module."""
+    modules = {name: f"{_PACKAGE}.{module}" for name, module in COMMANDS.items()}
+    return {name: module for name, module in modules.items() if importlib.util.find_spec(module) is not None}
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line. Only the module of the command that `arguments` name is imported; the help page needs all."""
+    parser = argparse.ArgumentParser(prog="tr11 checkpoints", description="Look at checkpoints, and turn them.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    found = available()
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    for name, module in found.items():
+        if asked in found and name != asked:
+            commands.add_parser(name)
+            continue
+        command = cast(Command, importlib.import_module(module))
+        inner = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        inner.set_defaults(module=command)
+        inner.add_argument("--json", action="store_true", help="the result as one JSON object")
+        command.configure(inner)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe; a refusal is one line.
+
+    `TR11_DEBUG=1` shows the traceback of a refusal as well.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser(words).parse_args(words)
+    command: Command = options.module
+    try:
+        result = command.run(options)
+        shown = (
+            json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False) if options.json else command.describe(result)
+        )
+        sys.stdout.write(shown + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
+        return EXIT_NEEDS_PERSON
+    except (Exception, KeyboardInterrupt) as error:
+        return _refuse(error, options.json)
+    judge = getattr(command, "exit_code", None)
+    return int(judge(result)) if judge is not None else EXIT_FINE
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """The exit code and the one line for an error."""
+    if isinstance(error, UsageError):
+        return EXIT_USAGE, str(error)
+    if isinstance(error, CheckpointError):
+        return EXIT_NEEDS_PERSON, " ".join(str(error).split())
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_NEEDS_PERSON, "stopped; nothing was left half-written"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        code = EXIT_UNOBSERVED if error.errno in _SILENCE else EXIT_NEEDS_PERSON
+        return code, f"{place}{error.strerror or error}"
+    words = " ".join(str(error).split())
+    text = f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)"
+    return EXIT_NEEDS_PERSON, text
+
+
+def _refuse(error: BaseException, as_json: bool) -> int:
+    code, text = explain(error)
+    if os.environ.get("TR11_DEBUG") == "1":
+        traceback.print_exception(error)
+    print(f"tr11: {text}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "error": {"exit_code": code, "lines": [text]}}))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""`export`: a checkpoint as a model that other libraries load."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.commands import UsageError
+from trainer.checkpoint.huggingface_export import is_export, parse_size, plan_export, write_export
+from trainer.checkpoint.huggingface_names import DTYPES, facts_of_card
+from trainer.checkpoint.huggingface_tokenizer import TokenizerFiles, tokenizer_files
+from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
+from trainer.checkpoint.whole_folder import check_target
+from trainer.config import CardError, TrainerConfig, load_trainer_config
+from trainer.data.progress import progress_bar, say
+
+HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The options; the same as `tr11 checkpoints export`."""
+    parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="format: hf is Hugging Face's BLOOM")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint")
+    parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of one file (5GB, 500MB)")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="folder with tokenizer.json; default: the card's"
+    )
+    parser.add_argument("--card", type=Path, help="the resolved run card, for what the checkpoint does not say")
+    parser.add_argument("--force", action="store_true", help="replace an earlier export in DIR")
+    parser.add_argument(
+        "--verify", action=argparse.BooleanOptionalAction, default=True, help="compare the weights' digests first"
+    )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Export one checkpoint."""
+    place, target = options.checkpoint.resolve(), options.output.absolute()
+    check_target(target.resolve(), options.force, is_export)
+    if target.resolve().is_relative_to(place):
+        raise UsageError(f"-o {target}: lies inside the checkpoint; name another folder")
+    card = read_card(options.card)
+    source = open_checkpoint(place)
+    model = card.model if card else None
+    extra = {"seq_length": model.sequence_length, "initializer_range": model.init_std} if model else {}
+    try:
+        tokenizer, remarks = _tokenizer(options.tokenizer, card)
+        plan = plan_export(
+            source,
+            dtype=options.dtype,
+            max_shard_bytes=options.max_shard_size,
+            tokenizer=tokenizer,
+            card_facts=facts_of_card(card) if card else None,
+            extra={"seq_length": card.model.sequence_length, "initializer_range": card.model.init_std}
+            if card
+            else None,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{place} was not exported: {error}") from None
+    for remark in (*remarks, *plan.remarks):
+        say(f"tr11: {remark}")
+    verify = options.verify and source.facts.layout == "tr11"
+    with progress_bar() as bar:
+        if verify:
+            task = bar.add_task("verifying", total=part_bytes(place, "weights"))
+            check_digests(place, "weights", lambda count: bar.advance(task, count))
+        task = bar.add_task("exporting", total=plan.bytes)
+        entries = write_export(plan, target, force=options.force, on_bytes=lambda count: bar.advance(task, count))
+    return {
+        "checkpoint": str(place),
+        "step": source.facts.step,
+        "folder": str(target),
+        "dtype": plan.config["dtype"],
+        "parameters": plan.parameters,
+        "tensor_bytes": plan.bytes,
+        "shards": len(plan.shards),
+        "verified": verify,
+        "tokenizer": tokenizer is not None,
+        "remarks": [*remarks, *plan.remarks],
+        "files": [asdict(entry) for entry in entries],
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    files = f"{result['shards']} file{'' if result['shards'] == 1 else 's'}"
+    return (
+        f"{result['folder']}: step {result['step']}, {result['parameters']:,} parameters in {result['dtype']}, "
+        f"{result['tensor_bytes'] / 1e9:.2f} GB in {files}"
+    )
+
+
+def read_card(path: Path | None) -> TrainerConfig | None:
+    """The resolved card, if there is one. Raises UsageError with every problem of it."""
+    if path is None:
+        return None
+    try:
+        return load_trainer_config(path)
+    except CardError as error:
+        raise UsageError(str(error)) from None
+
+
+def _tokenizer(path: Path | None, card: TrainerConfig | None) -> tuple[TokenizerFiles | None, list[str]]:
+    """The tokenizer to write, and remarks. One that was asked for must be usable; the card's may be elsewhere."""
+    if path is not None:
+        return tokenizer_files(path), []
+    named = card.tokenizer.path if card else None
+    if named is None:
+        return None, ["no tokenizer is known: none is written (--tokenizer PATH)"]
+    if not Path(named).exists():
+        return None, [f"the run card's tokenizer {named} is not there: none is written (--tokenizer PATH)"]
+    return tokenizer_files(Path(named)), []

@@ -1,0 +1,100 @@
+"""`import`: a Hugging Face BLOOM as the first checkpoint of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.commands.export import read_card
+from trainer.checkpoint.huggingface_import import HuggingFaceModel
+from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
+from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.config import TrainerConfig
+from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_steps
+from trainer.data.progress import progress_bar
+
+HELP = "make the first checkpoint of a run from a Hugging Face BLOOM folder"
+STEP = 0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The options; the same as `tr11 checkpoints import`."""
+    parser.add_argument("folder", type=Path, metavar="HF_DIR", help="folder with config.json and the weights")
+    parser.add_argument("--card", type=Path, required=True, help="the resolved run card of the training to start")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
+    from trainer.progress import Progress, read_card_hash  # here, because it loads DeepSpeed
+
+    card = read_card(options.card)
+    assert card is not None
+    folder, target = options.folder.resolve(), card.paths.checkpoints
+    source = open_for(folder, card)
+    check_new(target)
+    info = CheckpointInfo(
+        topology=source.facts.topology,
+        model=source.facts.model,
+        run_card_hash=read_card_hash(options.card),
+        versions={"torch": torch.__version__},
+    )
+    with progress_bar() as bar:
+        task = bar.add_task("importing", total=source_bytes(source))
+        place = write_checkpoint(
+            target,
+            source,
+            STEP,
+            Extras(cursor=dict(vars(Progress()))),
+            info,
+            on_bytes=lambda count: bar.advance(task, count),
+        )
+    weights = source.tensors("weights").values()
+    return {
+        "source": str(folder),
+        "checkpoint": str(place),
+        "step": STEP,
+        "dtype": card.precision.dtype,
+        "parameters": sum(torch.Size(facts.shape).numel() for facts in weights),
+        "bytes": sum(path.stat().st_size for path in place.rglob("*") if path.is_file()),
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    return (
+        f"{result['checkpoint']}: {result['parameters']:,} parameters in {result['dtype']}, "
+        f"{result['bytes'] / 1e9:.2f} GB with the optimizer's masters and empty moments; a launch of the run starts "
+        "from it"
+    )
+
+
+def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceModel:
+    """Open a Hugging Face model and check that it is the card's. Raises CheckpointError with the first difference."""
+    wanted = facts_of_card(card)
+    try:
+        bloom_shape(wanted)
+    except CheckpointError as error:
+        raise CheckpointError(f"the run card's model: {error}") from None
+    source = HuggingFaceModel(folder, card.precision.dtype)
+    for key, value in wanted.items():
+        found = source.facts.model[key]
+        if found != value:
+            raise CheckpointError(
+                f"{folder} is of another model: {key} is {found!r} there and {value!r} in the run card; "
+                f"set {key} = {found!r}"
+            )
+    return source
+
+
+def check_new(target: Path) -> None:
+    """Raise CheckpointError when the run has been trained already: an import is where a training begins."""
+    steps = checkpoint_steps(target)
+    if steps or (target / LATEST_FILE).exists():
+        what = checkpoint_name(steps[-1]) if steps else LATEST_FILE
+        raise CheckpointError(
+            f"{target} holds {what} already, and an import begins a training; use another run.variant or run.directory"
+        )

@@ -1,0 +1,208 @@
+"""`inspect PLACE`: what a checkpoint holds: facts, files, tensors and their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
+from trainer.contract import MANIFEST_FILE, Manifest, file_digest, manifest_faults
+from trainer.data.progress import progress_bar
+from trainer.debug.fingerprint import EMPTY, fingerprint
+
+HELP = "what a checkpoint holds: facts, files, tensors and their numbers"
+
+PIECE_ELEMENTS = 1 << 24
+PARTS = cast(tuple[Part, ...], ("weights", "optimizer"))
+_EXIT_UNOBSERVED = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("place", type=Path, metavar="PLACE", help="folder of a checkpoint (global_stepN)")
+    parser.add_argument("--tensors", metavar="PATTERN", help="read the tensors whose name fits, such as '*norm*'")
+    parser.add_argument("--verify", action="store_true", help="compare every file's digest: reads all bytes")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Look at the folder. A fault of a file is part of the result; tensors are then not looked at."""
+    place: Path = options.place
+    if not place.is_dir():
+        raise CheckpointError(f"{place} is not a folder; give the folder of a checkpoint (global_stepN)")
+    manifest = _manifest(place)
+    faults = _faults(place, manifest, options.verify)
+    result: dict[str, Any] = {
+        "place": str(place),
+        "files": _files(place, manifest),
+        "faults": faults,
+        "verified": "no manifest" if manifest is None else ("digests" if options.verify else "sizes"),
+        "verify_asked": options.verify,
+        "manifest": None if manifest is None else _manifest_facts(manifest),
+        "random_state_ranks": sum(1 for _ in (place / "rng").glob("rank_*.pt")),
+    }
+    if faults:
+        return {**result, "tensors": [], "remarks": []}
+    source = open_checkpoint(place)
+    tensors = _tensors(source, options.tensors)
+    return {
+        **result,
+        **_facts(source.facts),
+        "tensors": tensors,
+        "remarks": list(getattr(source, "remarks", ())),
+    }
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """0 sound, 1 a fault, 3 digests were asked for and nothing says what they should be."""
+    if result["faults"]:
+        return 1
+    return _EXIT_UNOBSERVED if result["verify_asked"] and result["manifest"] is None else 0
+
+
+def _manifest(place: Path) -> Manifest | None:
+    try:
+        return Manifest.read(place)
+    except ValueError as error:
+        raise CheckpointError(" ".join(str(error).split())) from None
+
+
+def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "created": manifest.created,
+        "run_card_hash": manifest.run_card_hash,
+        "job_id": manifest.job_id,
+        "versions": dict(manifest.versions),
+        "consumed_samples": manifest.consumed_samples,
+        "consumed_tokens": manifest.consumed_tokens,
+    }
+
+
+def _files(place: Path, manifest: Manifest | None) -> list[dict[str, Any]]:
+    """Files as the manifest lists them; without one, as they lie there."""
+    if manifest is not None:
+        return [{"path": entry.path, "bytes": entry.bytes} for entry in manifest.files]
+    found = sorted(path for path in place.rglob("*") if path.is_file())
+    return [{"path": str(path.relative_to(place)), "bytes": path.stat().st_size} for path in found]
+
+
+def _faults(place: Path, manifest: Manifest | None, verify: bool) -> list[str]:
+    if manifest is None:
+        return []
+    faults = manifest_faults(place, manifest, read_digests=False)
+    if not verify:
+        return faults
+    short = {fault.partition(": ")[0] for fault in faults}
+    with progress_bar() as bar:
+        task = bar.add_task("verifying", total=manifest.total_bytes)
+        for entry in manifest.files:
+            if entry.path not in short and file_digest(place / entry.path) != entry.digest:
+                faults.append(f"{entry.path}: its digest differs from the manifest's")
+            bar.advance(task, entry.bytes)
+    return faults
+
+
+def _facts(facts: CheckpointFacts) -> dict[str, Any]:
+    return {
+        "step": facts.step,
+        "layout": facts.layout,
+        "topology": dict(facts.topology),
+        "model": dict(facts.model),
+        "cursor": {key: value for key, value in facts.cursor.items() if isinstance(value, (int, float, str, bool))},
+        "optimizer_step": facts.optimizer_step,
+    }
+
+
+def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
+    """All tensors with shape and dtype; with a pattern those that fit, and their numbers, read piece by piece."""
+    held = [(part, key, facts) for part in PARTS for key, facts in source.tensors(part).items()]
+    if pattern is not None:
+        held = [item for item in held if fnmatchcase(item[1], pattern)]
+        if not held:
+            raise CheckpointError(f"--tensors {pattern!r}: no tensor of this checkpoint has such a name")
+    shown = [
+        {"part": part, "name": key, "shape": list(facts.shape), "dtype": str(facts.dtype).removeprefix("torch.")}
+        for part, key, facts in held
+    ]
+    if pattern is None:
+        return shown
+    with progress_bar("{task.completed:,.0f} numbers") as bar:
+        task = bar.add_task("reading", total=sum(math.prod(facts.shape) for _, _, facts in held))
+        for entry, (part, key, facts) in zip(shown, held, strict=True):
+            numbers = EMPTY
+            rows = max(1, PIECE_ELEMENTS // max(1, math.prod(facts.shape[1:])))
+            for row in range(0, facts.shape[0] if facts.shape else 1, rows):
+                offsets = [row, *(0 for _ in facts.shape[1:])] if facts.shape else []
+                sizes = [min(rows, facts.shape[0] - row), *facts.shape[1:]] if facts.shape else []
+                numbers = numbers.joined(fingerprint(source.read(part, key, offsets, sizes), facts.shape, offsets))
+                bar.update(task, advance=math.prod(sizes))
+            entry.update(numbers.document())
+    return shown
+
+
+# ----------------------------------------------------------------------------- for people
+def describe(result: dict[str, Any]) -> str:
+    """The result as text; tables of tensors may be wider than 80 columns, as their names are."""
+    total = sum(entry["bytes"] for entry in result["files"])
+    lines = [result["place"], f"  files      {len(result['files'])}, {total:,} bytes; {_checked(result)}"]
+    if result["faults"]:
+        return "\n".join([*lines, *(f"  FAULT      {fault}" for fault in result["faults"])])
+    lines += [
+        f"  step       {result['step']}, {result['optimizer_step']} updates of the optimizer",
+        f"  layout     {result['layout']}, written on {_pairs(result['topology'], ' x ', ' ')}",
+        f"  cursor     {_pairs(result['cursor'], ', ', ' ')}",
+        f"  random     state of {result['random_state_ranks']} rank(s)",
+    ]
+    lines += [f"  {key:<10} {value}" for key, value in _manifest_lines(result["manifest"])]
+    lines += [f"  {key} = {value}" for key, value in result["model"].items()]
+    lines += [f"  note: {remark}" for remark in result["remarks"]]
+    return "\n".join([*lines, "", *_table(result["tensors"])])
+
+
+def _checked(result: Mapping[str, Any]) -> str:
+    return {
+        "no manifest": f"no {MANIFEST_FILE}, so digests are not known",
+        "digests": "sizes and digests compared",
+        "sizes": "sizes compared",
+    }[result["verified"]]
+
+
+def _manifest_lines(manifest: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if manifest is None:
+        return []
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest["created"]))
+    written = when + (f" by job {manifest['job_id']}" if manifest["job_id"] else "")
+    return [
+        ("written", written),
+        ("versions", _pairs(manifest["versions"], ", ", " ") or "not recorded"),
+        ("card", manifest["run_card_hash"] or "not recorded"),
+    ]
+
+
+def _pairs(values: Mapping[str, Any], between: str, joint: str) -> str:
+    return between.join(f"{key}{joint}{value}" for key, value in values.items())
+
+
+def _table(tensors: list[dict[str, Any]]) -> list[str]:
+    """One line a tensor; numbers first where they were read, as in the fingerprint dumps."""
+    lines = []
+    if tensors and "digest" in tensors[0]:
+        lines.append(f"{'min':^13} {'max':^13} {'mean':^13} {'l2 norm':^12} tensor")
+    for entry in tensors:
+        numbers = ""
+        if "digest" in entry:
+            least, most, mean = (_shown(entry[key]) for key in ("min", "max", "mean"))
+            numbers = f"{least} {most} {mean} {_shown(entry['l2_norm'], 12)} "
+        odd = f", {entry['non_finite']} NOT FINITE" if entry.get("non_finite") else ""
+        lines.append(f"{numbers}{entry['name']} {entry['shape']} {entry['dtype']}{odd}")
+    return lines
+
+
+def _shown(value: float | None, width: int = 13) -> str:
+    return f"{'nan':>{width}}" if value is None else f"{value:{width}.6e}"

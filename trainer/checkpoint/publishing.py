@@ -1,0 +1,133 @@
+"""The steps of making a folder a checkpoint: a hidden folder, small files, the manifest, one rename, `latest`."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import catalogue
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
+from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_atomically
+
+RNG, CURSOR = "rng", "cursor.json"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint says of its run.
+
+    `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the card's keys, such as
+    {"model.layers": 4}; a load compares those that both sides have. `versions`: of torch, deepspeed, tr11.
+    `training`: settings of the optimizer under the card's keys, such as {"optimizer.beta2": 0.95}; no load refuses on
+    their account, `trainer.checkpoint.compatibility.differing_settings` compares them.
+    """
+
+    topology: Mapping[str, int]
+    model: Mapping[str, Any]
+    run_card_hash: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    job_id: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What must survive besides the tensors.
+
+    `cursor`: plain JSON values, the same on all ranks; `consumed_samples` and `consumed_tokens` must be among them.
+    `rng`: this rank's random state (see `trainer.checkpoint.randomness.capture`); empty, none is saved.
+    """
+
+    cursor: Mapping[str, Any]
+    rng: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def prepare(folder: Path, step: int, names: list[str]) -> Path:
+    """Clean up after killed saves and make this save's hidden folder with the inner folders `names`; rank 0 only.
+
+    No other save may be under way: what it has written would be taken for a killed one's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    catalogue.settle_replaced(folder)
+    catalogue.remove_leftovers(folder)
+    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
+    make_folder(partial)
+    for name in (*names, RNG):
+        make_folder(partial / name)
+    return partial
+
+
+def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
+    """The small files of this rank by their path in the checkpoint: its random state and, on rank 0, the cursor."""
+    files: dict[str, list[Bytes]] = {}
+    if extras.rng:
+        stream = io.BytesIO()
+        torch.save(dict(extras.rng), stream)
+        files[f"{RNG}/rank_{rank}.pt"] = [as_bytes(stream.getbuffer())]
+    if rank == 0:
+        text = json.dumps({**extras.cursor, "step": step}, indent=1, sort_keys=True) + "\n"
+        files[CURSOR] = [as_bytes(text.encode())]
+    return files
+
+
+def write_extras(partial: Path, rank: int, step: int, extras: Extras) -> list[FileEntry]:
+    """Write this rank's small files; returns their entries."""
+    files = extra_files(rank, step, extras)
+    writers = write_files((partial / name, pieces) for name, pieces in files.items())
+    return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
+
+
+def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a checkpoint whose files are `entries`, all ranks' together."""
+    return Manifest(
+        step=step,
+        consumed_samples=extras.cursor["consumed_samples"],
+        consumed_tokens=extras.cursor["consumed_tokens"],
+        files=tuple(sorted(entries, key=lambda entry: entry.path)),
+        topology=dict(info.topology),
+        model=dict(info.model),
+        run_card_hash=info.run_card_hash,
+        created=now(),
+        versions=dict(info.versions),
+        job_id=info.job_id,
+        training=dict(info.training),
+    )
+
+
+def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = True) -> int:
+    """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written.
+
+    `latest`: whether the file of that name shall name it.
+    """
+    faults = manifest_faults(partial, manifest, read_digests=False)
+    if faults:
+        raise CheckpointError(f"what was written is not what is there: {faults[0]}")
+    manifest.write(partial)
+    inner = sorted(path for path in partial.iterdir() if path.is_dir())
+    with ThreadPoolExecutor(4, thread_name_prefix="checkpoint-sync") as flushing:
+        for _ in flushing.map(sync_folder, [*inner, partial]):
+            pass
+    home = folder / checkpoint_name(manifest.step)
+    aside = catalogue.replaced_path(folder, manifest.step, uuid.uuid4().hex[:12])
+    replacing = home.exists()
+    if replacing:
+        home.rename(aside)
+    partial.rename(home)
+    sync_folder(folder)
+    if latest:
+        write_atomically(folder / LATEST_FILE, home.name)
+        sync_folder(folder)
+    if replacing:
+        shutil.rmtree(aside, ignore_errors=True)  # if this fails, the next save or search removes it
+    return manifest.total_bytes

@@ -1,0 +1,191 @@
+"""One process writes a whole topology-free checkpoint from any source of tensors, a piece at a time.
+
+The folder is the same as `trainer.checkpoint.store.save` makes on many ranks, and torch's own tools read it: chunks of
+logical tensors in a few files, an index of them, the manifest last, one rename.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from trainer.checkpoint import catalogue
+from trainer.checkpoint.agreement import one_line
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.files import digesting, make_folder
+from trainer.checkpoint.sharded_files import STEP_KEY
+from trainer.checkpoint.source import Part, TensorFacts, TensorSource
+from trainer.checkpoint.store import (
+    OPTIMIZER,
+    RNG,
+    CheckpointInfo,
+    Extras,
+    make_manifest,
+    publish,
+    write_extras,
+)
+from trainer.contract import FileEntry, checkpoint_name
+
+CHUNK_BYTES = 256 << 20
+FILE_BYTES = 16 << 30
+
+OnBytes = Callable[[int], None]
+
+
+def write_checkpoint(
+    folder: Path,
+    source: TensorSource,
+    step: int,
+    extras: Extras,
+    info: CheckpointInfo,
+    *,
+    latest: bool = True,
+    on_bytes: OnBytes = lambda count: None,
+) -> Path:
+    """Write all tensors of `source` as the checkpoint of `step` below `folder` (checkpoints/VARIANT).
+
+    Returns the checkpoint's own folder.
+    Holds one chunk (CHUNK_BYTES, or one row of a tensor where that is larger) in memory at a time. A source without an
+    optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams anew.
+    `latest`: make the file of that name name it. `on_bytes` is told of each chunk written (`source_bytes` in all).
+    Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
+    source is damaged, or when the disk refuses; nothing of the new checkpoint is then left.
+    """
+    place = folder / checkpoint_name(step)
+    if place.exists():
+        raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
+    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(partial)
+        make_folder(partial / RNG)
+        entries = _write_part(partial, "weights", source, on_bytes)
+        entries += _write_part(partial, "optimizer", source, on_bytes)
+        entries += write_extras(partial, 0, step, extras)
+        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return place
+
+
+def source_bytes(source: TensorSource) -> int:
+    """Bytes of all tensors of a source."""
+    parts: tuple[Part, ...] = ("weights", "optimizer")
+    return sum(tensor_bytes(facts) for part in parts for facts in source.tensors(part).values())
+
+
+def tensor_bytes(facts: TensorFacts) -> int:
+    """Bytes of one tensor."""
+    return math.prod(facts.shape) * facts.dtype.itemsize
+
+
+def row_blocks(facts: TensorFacts, most_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and sizes of blocks of whole rows that tile a tensor in order, none above `most_bytes` unless one row is.
+
+    A tensor without dimensions or elements is one block.
+    """
+    if not facts.shape or not math.prod(facts.shape):
+        yield (0,) * len(facts.shape), facts.shape
+        return
+    rows, rest = facts.shape[0], facts.shape[1:]
+    height = max(1, most_bytes // (math.prod(rest) * facts.dtype.itemsize))
+    for top in range(0, rows, height):
+        yield (top, *(0 for _ in rest)), (min(height, rows - top), *rest)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One block of one tensor: what is written at a time."""
+
+    key: str
+    facts: TensorFacts
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _write_part(partial: Path, part: Part, source: TensorSource, on_bytes: OnBytes) -> list[FileEntry]:
+    """Write one folder of a checkpoint, which a source may lack; returns the entries of its files."""
+    tensors = source.tensors(part)
+    if not tensors:
+        return []
+    make_folder(partial / part)
+    step = torch.tensor(source.facts.optimizer_step)
+    chunks = [_Chunk(key, facts, *block) for key, facts in tensors.items() for block in row_blocks(facts, CHUNK_BYTES)]
+    if part == OPTIMIZER:
+        chunks.append(_Chunk(STEP_KEY, TensorFacts((), step.dtype), (), ()))
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    entries = []
+    for number, group in enumerate(_files(chunks)):
+        name = f"__0_{number}.distcp"  # how torch.distributed.checkpoint names the files of its first rank
+        with digesting(partial / part / name) as stream:
+            for chunk in group:
+                begin = stream.tell()
+                tensor = step if chunk.key == STEP_KEY else _read(source, part, chunk)
+                torch.save(tensor, cast(IO[bytes], stream))
+                places[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(name, begin, stream.tell() - begin)
+                on_bytes(tensor.numel() * tensor.element_size())
+        entries.append(stream.entry(f"{part}/{name}"))
+    with digesting(partial / part / ".metadata") as stream:
+        pickle.dump(_metadata(chunks, places), cast(IO[bytes], stream))
+    return [*entries, stream.entry(f"{part}/.metadata")]
+
+
+def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
+    """Deal the chunks to files in order, a new file whenever one has reached FILE_BYTES."""
+    group: list[_Chunk] = []
+    held = 0
+    for chunk in chunks:
+        group.append(chunk)
+        held += math.prod(chunk.sizes) * chunk.facts.dtype.itemsize
+        if held >= FILE_BYTES:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _read(source: TensorSource, part: Part, chunk: _Chunk) -> Tensor:
+    """One chunk from its source, in a storage no larger than itself, because the whole storage is written."""
+    tensor = source.read(part, chunk.key, chunk.offsets, chunk.sizes)
+    if tuple(tensor.shape) != chunk.sizes or tensor.dtype != chunk.facts.dtype:
+        raise CheckpointError(
+            f"{chunk.key} at {chunk.offsets} is {tuple(tensor.shape)} {tensor.dtype}, its source announced "
+            f"{chunk.sizes} {chunk.facts.dtype}"
+        )
+    tensor = tensor.contiguous()
+    own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if own else tensor.clone()
+
+
+def _metadata(chunks: list[_Chunk], places: dict[MetadataIndex, _StorageInfo]) -> Metadata:
+    """The index of a folder, as torch.distributed.checkpoint writes it."""
+    index: dict[str, TensorStorageMetadata] = {}
+    for chunk in chunks:
+        stored = index.setdefault(
+            chunk.key,
+            TensorStorageMetadata(TensorProperties(dtype=chunk.facts.dtype), torch.Size(chunk.facts.shape), []),
+        )
+        stored.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+    return Metadata(dict(index), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)

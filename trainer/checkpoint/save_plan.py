@@ -1,0 +1,146 @@
+"""Who writes which pieces of a checkpoint's folder, and where in its file each of them lies.
+
+Decided once, by rank 0, before any byte is written; DCP's own planner removes duplicates and refuses overlaps. What
+follows needs no word between the ranks, so that it can go on beside the training.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from trainer.checkpoint.agreement import Crew
+from trainer.checkpoint.envelopes import Envelope, Envelopes
+from trainer.checkpoint.files import Bytes, as_bytes
+from trainer.checkpoint.sharded_files import Piece, tiling_fault
+
+INDEX_FILE = ".metadata"  # DCP's name for it
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One piece in a rank's file: which, its envelope, and the bytes of both together."""
+
+    index: MetadataIndex
+    envelope: Envelope
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank writes into one folder of a checkpoint.
+
+    `file`: its name in the folder. `placed`: the pieces in the order of the file. `size`: bytes of the file, 0 when
+    this rank writes none. `index`: the folder's index file, on rank 0 only.
+    """
+
+    file: str
+    placed: tuple[Placed, ...]
+    size: int
+    index: bytes | None
+
+    def contents(self, pieces: Mapping[MetadataIndex, Piece]) -> Iterator[Bytes]:
+        """The file's bytes, front to back, read from the live tensors as the iteration gets there."""
+        for placed in self.placed:
+            yield as_bytes(placed.envelope.head)
+            yield _raw(pieces[placed.index].tensor)
+            yield as_bytes(placed.envelope.tail)
+
+
+def plan_share(pieces: Sequence[Piece], crew: Crew, what: str) -> Share:
+    """This rank's share of the folder that all ranks' pieces make up. Collective.
+
+    Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their tensors exactly.
+    """
+    items = crew.each(what, lambda: [_write_item(piece) for piece in pieces if piece.is_owner])
+    everyones = crew.collect(items)
+    envelopes = Envelopes()
+
+    def arrange() -> list[tuple[list[WriteItem], bytes | None]]:
+        plans, metadata = _Planner().create_global_plan([SavePlan(each) for each in everyones])
+        stored: dict[MetadataIndex, _StorageInfo] = {}
+        for rank, plan in enumerate(plans):
+            position = 0
+            for item in plan.items:
+                placed = _place(item, envelopes)
+                stored[item.index] = _StorageInfo(_file_name(rank), position, placed.bytes)
+                position += placed.bytes
+        whole = replace(metadata, storage_data=stored, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
+        index = pickle.dumps(whole)
+        return [(list(plan.items), None if rank else index) for rank, plan in enumerate(plans)]
+
+    mine, index = crew.deal(what, arrange)
+    placed = tuple(_place(item, envelopes) for item in mine)
+    return Share(_file_name(crew.rank), placed, sum(one.bytes for one in placed), index)
+
+
+def signature(pieces: Iterable[Piece]) -> tuple[object, ...]:
+    """What a share depends on: equal on every rank, the shares of an earlier save still hold."""
+    return tuple(
+        (piece.key, piece.global_shape, piece.offsets, piece.tensor.shape, piece.tensor.dtype, piece.is_owner)
+        for piece in pieces
+    )
+
+
+def _file_name(rank: int) -> str:
+    return f"__{rank}_0.distcp"  # as DCP names the first file of a rank
+
+
+def _place(item: WriteItem, envelopes: Envelopes) -> Placed:
+    assert item.tensor_data is not None
+    dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+    envelope = envelopes.of(dtype, sizes)
+    return Placed(item.index, envelope, len(envelope.head) + math.prod(sizes) * dtype.itemsize + len(envelope.tail))
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """A tensor's bytes in row-major order: its own memory when it is contiguous."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+class _Planner(DefaultSavePlanner):
+    """DCP's global plan, with two checks that it does not make."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = super().create_global_plan(all_plans)
+        for plan in plans:
+            for item in plan.items:
+                _check_alike(item, cast(TensorStorageMetadata, metadata.state_dict_metadata[item.index.fqn]))
+        for key, stored in metadata.state_dict_metadata.items():
+            fault = tiling_fault(key, cast(TensorStorageMetadata, stored))
+            if fault:
+                raise ValueError(f"the ranks' parts do not make up the state: {fault}")
+        return plans, metadata
+
+
+def _write_item(piece: Piece) -> WriteItem:
+    properties = TensorProperties(dtype=piece.tensor.dtype)
+    data = TensorWriteData(chunk=piece.chunk, properties=properties, size=torch.Size(piece.global_shape))
+    return WriteItem(index=piece.index, type=WriteItemType.SHARD, tensor_data=data)
+
+
+def _check_alike(item: WriteItem, stored: TensorStorageMetadata) -> None:
+    assert item.tensor_data is not None
+    mine = (tuple(item.tensor_data.size), item.tensor_data.properties.dtype)
+    if mine != (tuple(stored.size), stored.properties.dtype):
+        others = f"{tuple(stored.size)} {stored.properties.dtype}"
+        raise ValueError(f"the ranks disagree on {item.index.fqn}: {mine[0]} {mine[1]} and {others}")

@@ -1,0 +1,53 @@
+"""Where the tensors of a checkpoint come from, whatever layout it has on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Part = Literal["weights", "optimizer"]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Shape and dtype of one logical (whole) tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a checkpoint says of its run besides the tensors.
+
+    `cursor`: the counters of the training (`iteration`, `consumed_samples`, `consumed_tokens`, ...). `topology`:
+    degrees under "tensor", "pipeline", "data". `model`: facts under the card's keys, such as {"model.layers": 4}.
+    """
+
+    step: int
+    layout: Literal["tr11", "deepspeed", "huggingface"]
+    topology: Mapping[str, int]
+    model: Mapping[str, Any]
+    cursor: Mapping[str, Any]
+    optimizer_step: int
+
+
+class TensorSource(Protocol):
+    """A checkpoint as logical tensors, opened by one process. Nothing large is read before `read`.
+
+    Keys of "weights" are the logical names of `trainer.model.gpt` (`blocks.0.mlp.up.weight`); keys of "optimizer" are
+    NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq. Shapes are those of the whole tensor, offsets count in it.
+    """
+
+    @property
+    def facts(self) -> CheckpointFacts: ...
+
+    def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
+        """All tensors of a part; empty when the checkpoint holds no such part (a weights-only copy)."""
+
+    def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError, naming the file."""

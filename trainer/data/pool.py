@@ -1,0 +1,85 @@
+"""Work on pieces of data in several processes, with the results in the order of the pieces and few of them in memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from trainer.data.errors import DataError
+
+PIECES_IN_FLIGHT = 3  # for each worker
+
+State = TypeVar("State")
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+
+def map_in_order(
+    work: Callable[[State, Piece], Result],
+    pieces: Iterator[Piece],
+    *,
+    set_up: Callable[..., State],
+    arguments: tuple[Any, ...],
+    workers: int,
+    doing: str,
+) -> Iterator[Result]:
+    """`work(state, piece)` for every piece, where each process has a state of its own, `set_up(*arguments)`.
+
+    One worker is this process itself. `work` and `set_up` are functions at the top of a module.
+    Raises what `work` raises, and DataError, which names what was being done, when a worker is killed.
+    """
+    if workers == 1:
+        state = set_up(*arguments)
+        for piece in pieces:
+            yield work(state, piece)
+        return
+    executor = ProcessPoolExecutor(
+        max_workers=workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(set_up, arguments),
+    )
+    flying: deque[Future[Result]] = deque()
+    try:
+        for piece in pieces:
+            flying.append(executor.submit(_work, work, piece))
+            if len(flying) >= workers * PIECES_IN_FLIGHT:
+                yield flying.popleft().result()
+        while flying:
+            yield flying.popleft().result()
+    except BrokenProcessPool:
+        raise DataError(
+            f"a worker that was {doing} was killed, most likely for want of memory; nothing was written: run it again,"
+            " with fewer --workers if memory is short"
+        ) from None
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+_states: list[Any] = []  # filled once in each worker process, which has no other place to keep it
+
+
+def _start(set_up: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears the keyboard too, and ends its workers itself
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # Workers of a killed parent would wait for work for ever.
+        threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    _states.append(set_up(*arguments))
+
+
+def _leave_with(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _work(work: Callable[[Any, Any], Any], piece: Any) -> Any:
+    return work(_states[0], piece)

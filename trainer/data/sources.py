@@ -1,0 +1,261 @@
+"""From the names of data sets to sources of samples: planned by every rank, built by one, opened by all.
+
+A plan is small and says where everything is, so that other processes can open the same sources from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.data.blend import member_samples, split_documents
+from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
+from trainer.data.errors import DataError
+from trainer.data.groups import Group
+from trainer.data.index_cache import BlendCache, BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes
+from trainer.data.indexed import Implementation, IndexedDataset
+
+# Token numbers are compared with the vocabulary over all of a .bin up to this size, beyond it over evenly spread parts.
+FULL_TOKEN_CHECK_BYTES = 64 << 20
+TOKEN_CHECK_PARTS = 256
+TOKEN_CHECK_PART = 16_384
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix."""
+
+    sequence_length: int
+    seed: int
+    vocabulary_size: int | None = None
+    cache_folder: str | Path | None = None
+    implementation: Implementation = "infer"
+
+    def folder_for(self, prefix: str) -> Path:
+        """Where index maps of a prefix are kept."""
+        return Path(prefix).parent if self.cache_folder is None else Path(self.cache_folder)
+
+
+@dataclass(frozen=True)
+class PlannedMember:
+    """One data set of a planned source: its prefix, and the key and folder of its index maps."""
+
+    prefix: str
+    key: IndexMapsKey
+    folder: Path
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """A source of samples that any process which sees the files can open. Small, and can be sent between processes."""
+
+    name: str
+    samples: int
+    sequence_length: int
+    implementation: Implementation
+    members: tuple[PlannedMember, ...]
+    blend: BlendKey | None  # of a mixture of several
+
+    def open(self) -> SampleSource:
+        """Map the files. Raises DataError when something is missing or damaged."""
+        members = [
+            GPTDataset(
+                IndexedDataset(member.prefix, self.implementation),
+                IndexMapsCache(member.folder).wait(member.key),
+                self.sequence_length,
+                member.key.samples,
+            )
+            for member in self.members
+        ]
+        if self.blend is None:
+            return members[0]
+        return BlendedDataset(members, BlendCache(self.members[0].folder).wait(self.blend))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One data set of a wanted mixture, and which of its sequences, given how many there are."""
+
+    weight: float
+    prefix: str
+    documents: Callable[[int], range]
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    name: str
+    samples: int
+    parts: tuple[_Part, ...]
+
+
+def plan_groups(
+    groups: Mapping[Group, int],
+    reading: Reading,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+) -> dict[str, PlannedSource]:
+    """Named mixtures with explicit ranges, each with its number of samples; ready to be opened when this returns.
+
+    The rank with `is_builder` builds the index maps and checks the token numbers against the vocabulary; every rank
+    that takes part in `barrier` must call this function, and reaches the barrier exactly once, whatever fails.
+    Raises DataError: data missing, damaged, too short, out of the vocabulary, no space.
+    """
+    mixtures = [
+        _Mixture(group.name, samples, tuple(_Part(part.weight, part.prefix, part.documents) for part in group.members))
+        for group, samples in groups.items()
+    ]
+    return _prepare(mixtures, reading, is_builder, barrier)
+
+
+def plan_splits(
+    prefixes: Sequence[tuple[float, str | Path]],
+    split: str,
+    samples: Mapping[str, int],
+    reading: Reading,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+) -> dict[str, PlannedSource]:
+    """`train`, `valid` and `test` of one mixture of (weight, prefix), each with as many samples as asked for.
+
+    A split of which 0 samples are asked is absent from the result. `split` is as `949,50,1`. Otherwise as
+    `plan_groups`.
+    """
+    mixtures = [
+        _Mixture(
+            name,
+            samples[name],
+            tuple(
+                _Part(weight, str(prefix), lambda count, place=place: split_documents(split, count)[place])  # type: ignore[misc]
+                for weight, prefix in prefixes
+            ),
+        )
+        for place, name in enumerate(SPLITS)
+        if samples.get(name, 0) > 0
+    ]
+    return _prepare(mixtures, reading, is_builder, barrier)
+
+
+def open_groups(
+    groups: Mapping[Group, int],
+    reading: Reading,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+) -> dict[str, SampleSource]:
+    """The sources of `plan_groups`, opened."""
+    plans = plan_groups(groups, reading, is_builder=is_builder, barrier=barrier)
+    return {name: plan.open() for name, plan in plans.items()}
+
+
+def open_splits(
+    prefixes: Sequence[tuple[float, str | Path]],
+    split: str,
+    samples: Mapping[str, int],
+    reading: Reading,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+) -> dict[str, SampleSource]:
+    """The sources of `plan_splits`, opened."""
+    plans = plan_splits(prefixes, split, samples, reading, is_builder=is_builder, barrier=barrier)
+    return {name: plan.open() for name, plan in plans.items()}
+
+
+def weights_by_size(prefixes: Sequence[str], implementation: Implementation = "infer") -> list[float]:
+    """Weights for data sets that were given none: their numbers of tokens."""
+    if len(prefixes) == 1:
+        return [1.0]
+    return [float(IndexedDataset(prefix, implementation).token_count) for prefix in prefixes]
+
+
+def _prepare(
+    mixtures: Sequence[_Mixture], reading: Reading, is_builder: bool, barrier: Callable[[], None]
+) -> dict[str, PlannedSource]:
+    try:
+        opened = _open_all((part.prefix for mixture in mixtures for part in mixture.parts), reading)
+        plans = {mixture.name: _plan(mixture, opened, reading) for mixture in mixtures}
+        if is_builder:
+            _build(plans.values(), opened, reading.vocabulary_size)
+    finally:
+        barrier()
+    return plans
+
+
+def _open_all(prefixes: Iterable[str], reading: Reading) -> dict[str, IndexedDataset]:
+    opened: dict[str, IndexedDataset] = {}
+    for prefix in prefixes:
+        if prefix not in opened:
+            opened[prefix] = IndexedDataset(prefix, reading.implementation)
+    if not opened:
+        raise DataError("no data was named; give at least one weight and prefix")
+    return opened
+
+
+def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Reading) -> PlannedSource:
+    """What each member has to provide. A member of which the mixture's part holds nothing is an error."""
+    weights = [part.weight for part in mixture.parts]
+    members = []
+    for part, wanted in zip(mixture.parts, member_samples(weights, mixture.samples), strict=True):
+        data = opened[part.prefix]
+        documents = part.documents(len(data))
+        if len(documents) == 0:
+            raise DataError(
+                f"{mixture.name} data: the split gives it none of the {len(data)} sequences of {part.prefix}; give more"
+                f" data or a larger share of the split, or ask for no {mixture.name} samples"
+            )
+        key = IndexMapsKey(
+            data_set=Path(part.prefix).name,
+            name=mixture.name,
+            samples=wanted,
+            sequence_length=reading.sequence_length,
+            seed=reading.seed,
+            first_document=documents.start,
+            end_document=documents.stop,
+            sizes_digest=digest_sizes(data.sizes, documents),
+        )
+        members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
+    blend = BlendKey(mixture.name, tuple(weights), mixture.samples) if len(members) > 1 else None
+    return PlannedSource(
+        mixture.name, mixture.samples, reading.sequence_length, reading.implementation, tuple(members), blend
+    )
+
+
+def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:
+    if vocabulary_size is not None:
+        for data in opened.values():
+            check_token_numbers(data, vocabulary_size)
+    for plan in plans:
+        for member in plan.members:
+            try:
+                IndexMapsCache(member.folder).ensure(member.key, opened[member.prefix].sizes)
+            except DataError as error:
+                raise DataError(f"{plan.name} data of {member.prefix}: {error}") from error
+        if plan.blend is not None:
+            BlendCache(plan.members[0].folder).ensure(plan.blend)
+
+
+def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
+    """Raise DataError when a token is not below `vocabulary_size`: the data was made with another tokenizer.
+
+    All tokens are read when the file is small, else evenly spread parts of it.
+    """
+    if data.dtype.kind == "f":
+        raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens; prepare it with `tr11 data preprocess`")
+    if data.bytes <= FULL_TOKEN_CHECK_BYTES:
+        starts = range(0, data.token_count, 1 << 22)
+        length = 1 << 22
+    else:
+        starts = range(0, data.token_count, max(1, data.token_count // TOKEN_CHECK_PARTS))
+        length = TOKEN_CHECK_PART
+    for start in starts:
+        part = data.tokens[start : start + length]
+        for worst in (int(part.max()), int(part.min())):
+            if not 0 <= worst < vocabulary_size:
+                raise DataError(
+                    f"{data.path} holds token {worst}, the vocabulary has {vocabulary_size}: the data was made with"
+                    " another tokenizer; prepare it again, or set the vocabulary that it was made with"
+                )

@@ -1,0 +1,198 @@
+"""What kind of fault a difference is: pure rules over what two states, or the ranks of one, show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from trainer.debug.compare import Difference, OnNumbers, Violation, differences, violations
+from trainer.debug.facts import disagreeing_facts, fact_findings, random_state_findings, ranks_text
+from trainer.debug.record import MOMENTS
+from trainer.debug.snapshot import Snapshot
+from trainer.debug.verdict import KINDS, FaultKind, Finding, Verdict
+
+_KIND_OF_AXIS: dict[str, FaultKind] = {"stage": "tied-copy", "tensor": "tensor-duplicate", "data": "data-replica"}
+_AMONG = {"tied-copy": "stages", "tensor-duplicate": "tensor ranks", "data-replica": "data ranks"}
+_FIRST_VALUES = {0.0, 1.0}
+Pair = tuple[Snapshot, Snapshot]
+
+
+def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, on_numbers: OnNumbers) -> Verdict:
+    """Compare all pairs, look inside every state, and sort out what was found; `on_numbers` is told of the progress."""
+    counted = _Counter(on_numbers)
+    broken = {id(state): violations(state, counted) for state in states}
+    found: list[tuple[tuple[int, ...], Finding]] = []
+    explained: set[tuple[int, str, str]] = set()
+    for one, other in pairs:
+        when = max(one.order, other.order)
+        for finding in _compare(one, other, (broken[id(one)], broken[id(other)]), tolerance, counted):
+            found.append(((*when, KINDS.index(finding.kind)), finding))
+            explained |= {(id(state), finding.kind, name) for state in (one, other) for name in finding.names}
+    for state in states:
+        own = [item for item in broken[id(state)] if (id(state), _KIND_OF_AXIS[item.axis], item.name) not in explained]
+        for finding in (*_inside(state, own), *disagreeing_facts(state), *_missing(state)):
+            found.append(((*state.order, KINDS.index(finding.kind)), finding))
+    found.sort(key=lambda item: item[0])
+    return Verdict(
+        tuple(_merged(finding for _, finding in found)),
+        tuple((one.title, other.title) for one, other in pairs),
+        counted.total,
+        tuple(dict.fromkeys(remark for one, other in pairs for remark in _remarks(one, other))),
+    )
+
+
+class _Counter:
+    def __init__(self, on_numbers: OnNumbers):
+        self.total = 0
+        self._on_numbers = on_numbers
+
+    def __call__(self, count: int) -> None:
+        self.total += count
+        self._on_numbers(count)
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """The first finding of each kind, with the number of those that follow."""
+    by_kind: dict[FaultKind, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    return [replace(group[0], later=len(group) - 1) for group in by_kind.values()]
+
+
+def _remarks(a: Snapshot, b: Snapshot) -> list[str]:
+    lines = []
+    if dict(a.topology) != dict(b.topology):
+        lines.append("A and B are of different shapes: whole tensors were compared, random generators were not")
+    if a.completed != b.completed:
+        apart = abs(b.completed - a.completed)
+        lines.append(f"{apart} steps lie between A and B: their weights must differ, their counters must have moved on")
+    kinds = [{copy.kind for copy in state.copies} for state in (a, b)]
+    if kinds[0] != kinds[1] and a.is_checkpoint and b.is_checkpoint:
+        lines.append("one of the two is without its optimizer: only what both hold was compared")
+    return lines
+
+
+# ----------------------------------------------------------------------------- two states
+def _compare(
+    a: Snapshot,
+    b: Snapshot,
+    broken: tuple[list[Violation], list[Violation]],
+    tolerance: float,
+    on_numbers: OnNumbers,
+) -> list[Finding]:
+    found = [*_model(a, b), *fact_findings(a, b), *random_state_findings(a, b)]
+    by_kind: dict[FaultKind, list[Difference]] = {}
+    for item in differences(a, b, tolerance, on_numbers):
+        by_kind.setdefault(_kind_of(item, broken), []).append(item)
+    for kind, items in by_kind.items():
+        names = tuple(dict.fromkeys(map(_full_name, items)))
+        same = [item for item in items if _full_name(item) == names[0]]
+        places = tuple(item.place for item in same if item.place is not None)
+        detail = tuple(_detail(kind, same[0], (a, b), broken))
+        found.append(Finding(kind, (a.title, b.title), names, detail, same[0].place, places, same[0].delta))
+    return found
+
+
+def _full_name(item: Difference) -> str:
+    return item.name if item.kind == "weight" else f"{item.name}/{item.kind}"
+
+
+def _kind_of(item: Difference, broken: tuple[list[Violation], list[Violation]]) -> FaultKind:
+    if item.only is not None:
+        return "model"
+    if item.kind != "weight":
+        return "master-weight" if item.kind == "fp32" else "moment"
+    axes = {violation.axis for side in broken for violation in side if violation.name == item.name}
+    return next((kind for axis, kind in _KIND_OF_AXIS.items() if axis in axes), "weight")
+
+
+def _detail(
+    kind: FaultKind, first: Difference, states: Pair, broken: tuple[list[Violation], list[Violation]]
+) -> list[str]:
+    a, b = states
+    if first.only is not None:
+        return [f"only {(a if first.only == 'a' else b).title} has {first.name}"]
+    if kind not in _AMONG:
+        return []
+    in_a, in_b = (any(_KIND_OF_AXIS[item.axis] == kind and item.name == first.name for item in side) for side in broken)
+    among = _AMONG[kind]
+    if in_a and in_b:
+        lines = [f"its copies on the {among} differ from each other in both states"]
+    elif in_a:
+        lines = [f"its copies on the {among} differ from each other in A and agree in B: they had drifted"]
+    else:
+        lines = [f"its copies on the {among} agree in A and differ from each other in B"]
+    constant = _constant(b, first)
+    if constant is not None and _constant(a, first) != constant:
+        lines.append(f"in B this copy is {constant:g} throughout, as at the start: nothing saves and restores it")
+    return lines
+
+
+def _constant(state: Snapshot, item: Difference) -> float | None:
+    """The number that a copy consists of, when it is a single one that parameters start with."""
+    for copy in state.copies:
+        numbers = copy.numbers
+        if numbers is not None and (copy.kind, copy.name, copy.place) == (item.kind, item.name, item.place):
+            return numbers.minimum if numbers.minimum == numbers.maximum and numbers.minimum in _FIRST_VALUES else None
+    return None
+
+
+def _model(a: Snapshot, b: Snapshot) -> list[Finding]:
+    keys = [key for key in a.model if key in b.model and a.model[key] != b.model[key]]
+    if not keys:
+        return []
+    lines = tuple(f"{key} is {a.model[key]!r} in A and {b.model[key]!r} in B" for key in keys)
+    return [Finding("model", (a.title, b.title), tuple(keys), detail=lines)]
+
+
+# ----------------------------------------------------------------------------- one state
+def _inside(state: Snapshot, broken: list[Violation]) -> list[Finding]:
+    found = []
+    for axis, kind in _KIND_OF_AXIS.items():
+        items = [item for item in broken if item.axis == axis]
+        if not items:
+            continue
+        first = items[0]
+        names = tuple(dict.fromkeys(item.name for item in items))
+        places = tuple(item.place for item in items if item.name == first.name)
+        detail = (f"it holds other numbers there than on {first.against}",)
+        found.append(Finding(kind, (state.title,), names, detail, first.place, places, first.delta))
+    for remark in state.remarks:
+        found.append(Finding("tensor-duplicate", (state.title,), (), (remark,)))
+    return found
+
+
+def _missing(state: Snapshot) -> list[Finding]:
+    if not state.missing:
+        return []
+    line = f"there is no dump of {ranks_text(list(state.missing))}: nothing is known of what it holds"
+    return [Finding("missing", (state.title,), tuple(f"rank {rank}" for rank in state.missing), (line,))]
+
+
+# ----------------------------------------------------------------------------- which states to compare
+def pair_up(a: Sequence[Snapshot], b: Sequence[Snapshot]) -> list[Pair]:
+    """What is compared with what, by time.
+
+    One state each: these two. Else, for each count of completed steps: neighbours on one side (between a step, its
+    save and the next step nothing may change), and B's first with A's state of that moment or the last one before it.
+    Without such a meeting of A and B the answer is empty.
+    """
+    if len(a) == len(b) == 1:
+        return [(a[0], b[0])]
+    counts = sorted({state.completed for state in a} & {state.completed for state in b})
+    if not counts:
+        return []
+    pairs: list[Pair] = []
+    for completed in sorted({state.completed for state in (*a, *b)}):
+        ones, others = ([state for state in side if state.completed == completed] for side in (a, b))
+        pairs += itertools.pairwise(ones)
+        if ones and others:
+            pairs.append((_partner(ones, others[0]), others[0]))
+        pairs += itertools.pairwise(others)
+    return pairs
+
+
+def _partner(ones: Sequence[Snapshot], other: Snapshot) -> Snapshot:
+    earlier = [state for state in ones if MOMENTS.index(state.moment) <= MOMENTS.index(other.moment)]
+    return earlier[-1] if earlier else ones[0]

@@ -1,0 +1,70 @@
+"""What attention knows of positions: ALiBi's slopes and rotary rotations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.mesh import Mesh
+from trainer.model.documents import positions_in_documents
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """One slope per head (Press et al. 2022; as in BLOOM).
+
+    For a power of two n they are 2^(-8/n), its square, its cube ...; otherwise the slopes of the largest power below n,
+    followed by every second slope of twice that power.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = _geometric(power)
+    if power < heads:
+        slopes += _geometric(2 * power)[::2][: heads - power]
+    return slopes
+
+
+def local_alibi_slopes(heads: int, mesh: Mesh) -> Tensor:
+    """The slopes of this tensor rank's heads, fp32 [heads / tensor]."""
+    local = heads // mesh.tensor
+    first = mesh.tensor_rank * local
+    return torch.tensor(alibi_slopes(heads)[first : first + local], dtype=torch.float32, device=mesh.device)
+
+
+def _geometric(heads: int) -> list[float]:
+    ratio = 2.0 ** (-8.0 / heads)
+    return [ratio ** (index + 1) for index in range(heads)]
+
+
+class Rotary:
+    """Rotates queries and keys by angles that grow with the position (Su et al. 2021; halves as in GPT-NeoX).
+
+    Component i of the first half of a head and component i of the second are one plane, turned by
+    position / base^(2 i / head size). Angles and rotation are fp32 whatever the model's dtype. One object serves all
+    blocks of a worker; `reset_positions` counts positions within documents.
+    """
+
+    def __init__(self, head_size: int, base: float, device: torch.device, reset_positions: bool):
+        if head_size % 2:
+            raise ValueError(f"rotary positions need an even head size, not {head_size}: change model.kv_channels")
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
+        self.frequencies = (base**-exponents).to(torch.float32)
+        self.reset_positions = reset_positions
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def rotate(self, tensor: Tensor, documents: Tensor | None) -> Tensor:
+        """[batch, sequence, heads, head size] -> the same, rotated; `documents`: numbers [batch, sequence] or None."""
+        cosine, sine = self._angles(tensor.shape[1])
+        if self.reset_positions and documents is not None:
+            positions = positions_in_documents(documents)
+            cosine, sine = cosine[0, positions], sine[0, positions]
+        first, second = tensor.float().chunk(2, dim=-1)
+        turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        return turned.to(tensor.dtype)
+
+    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each [1, length, 1, head size / 2]; made once per length."""
+        found = self._made.get(length)
+        if found is None:
+            places = torch.arange(length, dtype=torch.float32, device=self.frequencies.device)
+            angles = torch.outer(places, self.frequencies)[None, :, None, :]
+            found = self._made[length] = (angles.cos(), angles.sin())
+        return found

@@ -1,0 +1,95 @@
+"""Activation checkpointing: a block's activations are dropped and computed again in the backward pass.
+
+What is kept is the block's input. Without sequence parallelism all tensor ranks hold the same input; with
+`model.partition_activations` each keeps a part of it, and the parts are joined again just before the recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import ModelSection
+from trainer.mesh import Mesh
+from trainer.model.documents import Stream, hidden_of, joined
+
+
+def recompute_function(model: ModelSection, mesh: Mesh) -> Callable[..., Stream]:
+    """`function(run, *stream)`: calls `run(*stream)` and keeps only its input for the backward pass."""
+    has_dropout = model.hidden_dropout > 0.0 or model.attention_dropout > 0.0
+    if model.partition_activations and mesh.tensor_group is not None and not mesh.sequence_parallel:
+        return partial(_partitioned, (mesh.tensor_group, has_dropout))
+    return partial(checkpoint, use_reentrant=False, preserve_rng_state=has_dropout, determinism_check="none")
+
+
+def _partitioned(
+    place: tuple[ProcessGroup, bool], run: Callable[..., Stream], hidden: Tensor, documents: Tensor | None = None
+) -> Stream:
+    return joined(_Partitioned.apply(run, place, hidden, documents), documents)
+
+
+class _Partitioned(torch.autograd.Function):
+    """Parameters are not among the inputs: their gradients arise in the nested backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Stream],
+        place: tuple[ProcessGroup, bool],
+        hidden: Tensor,
+        documents: Tensor | None,
+    ) -> Tensor:
+        ctx.run, (ctx.group, has_dropout), ctx.shape = run, place, hidden.shape
+        ctx.random = _random_state(hidden.device) if has_dropout else None
+        ctx.save_for_backward(_part(hidden, ctx.group), documents)
+        return hidden_of(run(*_arguments(hidden, documents)))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        part, documents = ctx.saved_tensors
+        hidden = _whole(part, ctx.shape, ctx.group).requires_grad_()
+        devices = [part.device] if part.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=ctx.random is not None), torch.enable_grad():
+            if ctx.random is not None:
+                _set_random_state(ctx.random, part.device)
+            output, _ = hidden_of(ctx.run(*_arguments(hidden, documents)))
+        torch.autograd.backward(output, gradient)
+        return None, None, hidden.grad, None
+
+
+def _arguments(hidden: Tensor, documents: Tensor | None) -> tuple[Tensor, ...]:
+    return (hidden,) if documents is None else (hidden, documents)
+
+
+def _part(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """This rank's part of the flattened tensor, a copy; the last parts are filled up with zeros."""
+    flat = tensor.detach().reshape(-1)
+    size = -(-flat.numel() // dist.get_world_size(group))
+    mine = flat[dist.get_rank(group) * size :][:size]
+    part = flat.new_zeros(size)
+    part[: mine.numel()] = mine
+    return part
+
+
+def _whole(part: Tensor, shape: torch.Size, group: ProcessGroup) -> Tensor:
+    joined_parts = part.new_empty(part.numel() * dist.get_world_size(group))
+    dist.all_gather_into_tensor(joined_parts, part, group=group)
+    return joined_parts[: shape.numel()].view(shape)
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    host, accelerator = state
+    torch.set_rng_state(host)
+    if accelerator is not None:
+        torch.cuda.set_rng_state(accelerator, device)

@@ -1,0 +1,114 @@
+"""Spikes in a running training: seen by all ranks alike, decided by rank 0, remembered in the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainer.checkpoint.agreement import Crew
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.config import TrainerConfig
+from trainer.contract import (
+    LATEST_FILE,
+    MANIFEST_FILE,
+    RunPaths,
+    checkpoint_name,
+    checkpoint_steps,
+    now,
+    read_latest,
+    write_atomically,
+)
+from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
+from trainer.skip import SkipPlan
+from trainer.spikes import Flag, RollBack, SpikeDetector, decide_recovery
+
+DISCARDED_SUFFIX = ".discarded"
+
+
+class SpikeWatch:
+    """Looks at the numbers of every step, and says what to do about a spike. `decide` and `roll_back` are collective.
+
+    Raises CheckpointError when the record of earlier roll-backs cannot be read: what they skipped would come again.
+    """
+
+    def __init__(self, config: TrainerConfig, group: dist.ProcessGroup | None):
+        self._config = config
+        self._crew = Crew(group)
+        self._detector = SpikeDetector.of(config.recovery)
+        self.record = self._crew.on_first("roll-backs of this run", lambda: _read(config.paths))
+
+    @property
+    def skips(self) -> SkipPlan:
+        """What the card and the roll-backs pass over."""
+        return SkipPlan.of(self._config, self.record.ranges)
+
+    def observe(self, iteration: int, loss: float, grad_norm: float | None, skipped: bool) -> RollBack | Flag | None:
+        """Take one step's numbers, the same on all ranks; returns what is to be done, if anything. Collective then."""
+        settings = self._config.recovery
+        if settings.on_spike == "off":
+            return None
+        self._detector, spike = self._detector.observe(iteration, loss, grad_norm, skipped)
+        if spike is None:
+            return None
+        folder, used = self._config.paths.checkpoints, len(self.record.events)
+        return self._crew.on_first(
+            "the search for a checkpoint before the spike",
+            lambda: decide_recovery(spike, used, self.record.usable(complete_steps(folder)), settings),
+        )
+
+    def roll_back(self, action: RollBack) -> None:
+        """Remember the roll-back, then take the checkpoints that it discards out of every restart's way. Collective."""
+        paths = self._config.paths
+        record = self.record.with_roll_back(action, now())
+
+        def change() -> None:
+            write_recovery(paths, record)
+            set_aside(paths.checkpoints, record)
+
+        self._crew.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
+        self.record = record
+        self._detector = self._detector.over()
+
+    def settle(self) -> None:
+        """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""
+        folder, record = self._config.paths.checkpoints, self.record
+        self._crew.on_first("discarded checkpoints", lambda: set_aside(folder, record))
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Steps below `folder` that have a manifest."""
+    return [step for step in checkpoint_steps(folder) if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
+
+
+def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
+    """Rename checkpoints that roll-backs discarded to NAME.discarded, and let `latest` name the newest kept one.
+
+    They are kept for whoever studies the spike. Returns their new names. Raises OSError.
+    """
+    steps = checkpoint_steps(folder)
+    kept = record.usable(steps)
+    moved = []
+    for step in sorted(set(steps) - set(kept)):
+        source = folder / checkpoint_name(step)
+        target = _free_name(folder, f"{source.name}{DISCARDED_SUFFIX}")
+        source.rename(target)
+        moved.append(target.name)
+    usable = [step for step in kept if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
+    if moved and usable and read_latest(folder) not in usable:
+        write_atomically(folder / LATEST_FILE, checkpoint_name(max(usable)))
+    return moved
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    number, path = 1, folder / name
+    while path.exists():
+        number, path = number + 1, folder / f"{name}-{number + 1}"
+    return path
+
+
+def _read(paths: RunPaths) -> RecoveryRecord:
+    try:
+        return read_recovery(paths)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None

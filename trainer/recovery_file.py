@@ -1,0 +1,132 @@
+"""`state/recovery.json`: the roll-backs of a run, so that no restart forgets what was skipped or discarded.
+
+Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing. The ranges are
+data; skipping itself is `trainer.skip`'s, a pure function of the iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import RunPaths, read_json, write_json
+from trainer.skip import IterationRange
+from trainer.spikes import RollBack
+
+SCHEMA = 1
+RECOVERY_FILE = "recovery.json"
+
+
+@dataclass(frozen=True)
+class RecoveryEvent:
+    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch."""
+
+    kind: str
+    value: float
+    median: float
+    iteration: int
+    first_sign: int
+    to_step: int
+    skip_first: int
+    skip_last: int
+    time: float
+
+    @property
+    def skip(self) -> IterationRange:
+        return IterationRange(self.skip_first, self.skip_last)
+
+
+@dataclass(frozen=True)
+class RecoveryRecord:
+    """All roll-backs of one variant of a run, in the order they were made."""
+
+    events: tuple[RecoveryEvent, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[IterationRange, ...]:
+        """What `trainer.skip.SkipPlan.of` adds to the card's ranges."""
+        return tuple(event.skip for event in self.events)
+
+    def usable(self, steps: Iterable[int]) -> list[int]:
+        """`steps` without the checkpoints that a roll-back discarded: those from a first sign to its range's end.
+
+        No later training saves there either, but for the very end of the range, where nothing was trained yet.
+        """
+        return [step for step in steps if not any(event.first_sign <= step <= event.skip_last for event in self.events)]
+
+    def with_roll_back(self, roll_back: RollBack, time: float) -> RecoveryRecord:
+        """The record with one more roll-back."""
+        spike, skip = roll_back.spike, roll_back.skip
+        event = RecoveryEvent(
+            kind=spike.kind,
+            value=spike.value,
+            median=spike.median,
+            iteration=spike.iteration,
+            first_sign=spike.first_sign,
+            to_step=roll_back.to_step,
+            skip_first=skip.first,
+            skip_last=skip.last,
+            time=time,
+        )
+        return replace(self, events=(*self.events, event))
+
+
+def recovery_path(paths: RunPaths) -> Path:
+    """Where the file lies; all variants of a run share it."""
+    return paths.state / RECOVERY_FILE
+
+
+def read_recovery(paths: RunPaths) -> RecoveryRecord:
+    """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or of a newer tr11."""
+    variants = _variants(recovery_path(paths))
+    try:
+        events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{recovery_path(paths)} is damaged ({error}): restore it, or note its ranges in the card's "
+            "data.skip_ranges and move it away"
+        ) from None
+    return RecoveryRecord(events)
+
+
+def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
+    """Replace the variant's roll-backs, atomically. Raises OSError as the disk does, ValueError for a damaged file."""
+    path = recovery_path(paths)
+    variants = {**_variants(path), paths.variant: [_entry(event) for event in record.events]}
+    write_json(path, {"schema": SCHEMA, "variants": variants})
+
+
+def _variants(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if value is None:
+        return {}
+    if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):
+        raise ValueError(f"{path} is not a record of roll-backs")
+    if value["schema"] > SCHEMA:
+        raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
+    return dict(value["variants"])
+
+
+def _entry(event: RecoveryEvent) -> dict[str, Any]:
+    """As JSON, which has no NaN: numbers that are not finite are written as text."""
+    return {
+        key: item if not isinstance(item, float) or math.isfinite(item) else str(item)
+        for key, item in asdict(event).items()
+    }
+
+
+def _event(entry: dict[str, Any]) -> RecoveryEvent:
+    return RecoveryEvent(
+        kind=str(entry["kind"]),
+        value=float(entry["value"]),
+        median=float(entry["median"]),
+        iteration=int(entry["iteration"]),
+        first_sign=int(entry["first_sign"]),
+        to_step=int(entry["to_step"]),
+        skip_first=int(entry["skip_first"]),
+        skip_last=int(entry["skip_last"]),
+        time=float(entry["time"]),
+    )
