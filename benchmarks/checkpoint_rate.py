@@ -1,15 +1,19 @@
-"""Checkpoint save rate against the disk's own sequential write rate, measured in turn in one run; prints the ratio.
+"""Checkpoint save rate against the disk's own sequential write rate, and the training's stall; prints the ratios.
 
     python benchmarks/checkpoint_rate.py [--gibibytes 1] [--ranks 2] [--repeats 3] [--folder DIR]
 
-The raw rate: `ranks` processes write one file each, together as many bytes as the checkpoint, in 8 MiB pieces, and
-flush it to disk. The save: `ranks` data-parallel ranks save bf16 weights (2 bytes a parameter) and fp32 master weights
-and moments (12 bytes), with digests, manifest and flush. The load: digests verified by all ranks, then read back.
+The raw rates: `ranks` processes write one file each, together as many bytes as the checkpoint, in 8 MiB pieces, and
+flush it to disk, once through the page cache (as `dd conv=fsync` does) and once past it. The save: `ranks`
+data-parallel ranks save bf16 weights (2 bytes a parameter) and fp32 master weights and moments (12 bytes), with
+digests, manifest and flush. The asynchronous save is made beside steps of computation, one thread a rank: its stall is
+the time in `start`, its slow-down the time by which the steps beside it, polls included, took longer than as many
+undisturbed ones. The load: digests verified by all ranks, then read back. All take turns within each repeat.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -17,7 +21,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +29,7 @@ import torch.distributed as dist
 from trainer.checkpoint import store
 from trainer.checkpoint.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.writer import AsyncSaver, Finished
 
 PIECE = 8 << 20
 COLUMNS = 1024
@@ -52,25 +57,42 @@ def synthetic_state(rank: int, ranks: int, parameters: int, tensors: int = 24) -
     return ShardedState(weights, fragments, 1)
 
 
-def raw_write(path: Path, size: int) -> None:
+def raw_write(path: Path, size: int, flags: int = 0) -> None:
     """Write `size` bytes in large pieces and flush them to disk."""
-    piece = os.urandom(PIECE)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    piece = mmap.mmap(-1, PIECE)  # begins at a page, as writing past the page cache demands
+    piece.write(os.urandom(PIECE))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags)
     try:
-        for _ in range(size // PIECE):
+        for _ in range(-(-size // PIECE)):
             os.write(descriptor, piece)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+class Row(NamedTuple):
+    """Seconds that one repeat took; `steps` is how many steps the asynchronous save lasted."""
+
+    size: int
+    cached: float
+    direct: float
+    save: float
+    stall: float
+    lasting: float
+    slowdown: float
+    steps: int
+    verify: float
+    load: float
+
+
 def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, results: Any) -> None:
-    """One rank's part of the measurement; rank 0 sends (raw, save, verify, load) in bytes per second per repeat."""
+    """One rank's part of the measurement; rank 0 sends a Row per repeat."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     state = synthetic_state(rank, ranks, int(options.gibibytes * (1 << 30) / 14))
     info = CheckpointInfo({"data": ranks}, {})
     extras = Extras({"consumed_samples": 0, "consumed_tokens": 0})
+    matrix, flag = torch.randn(600, 600), torch.zeros(1)
 
     def timed(action: Any) -> float:
         os.sync()
@@ -80,19 +102,59 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
         dist.barrier()
         return time.perf_counter() - begin
 
+    def step() -> float:
+        begin = time.perf_counter()
+        for _ in range(5):
+            torch.mm(matrix, matrix)
+        dist.all_reduce(flag)
+        return time.perf_counter() - begin
+
+    def beside_steps(saver: AsyncSaver) -> tuple[float, float, float, int]:
+        """Stall, seconds until it is a checkpoint, slow-down of the steps in between, and their number."""
+        usual = statistics.median(step() for _ in range(30))
+        os.sync()
+        dist.barrier()
+        begin = time.perf_counter()
+        saver.start(1, state, extras, info)
+        dist.barrier()
+        stall, steps, outcome = time.perf_counter() - begin, 0, None
+        while outcome is None:
+            step()
+            steps += 1
+            outcome = saver.poll()
+        assert isinstance(outcome, Finished), outcome
+        return stall, outcome.seconds, time.perf_counter() - begin - stall - steps * usual, steps
+
+    saver = AsyncSaver(folder / "beside", print)
+    saver.start(1, state, extras, info)  # allocates the memory of all later ones
+    saver.wait()
     size = store.save(folder / "warm", 1, state, extras, info).bytes
     for repeat in range(options.repeats):
-        place = folder / str(repeat)
-        raw_path = folder / f"raw{repeat}-{rank}"
-        raw = timed(lambda: raw_write(raw_path, size // ranks))  # noqa: B023
+        place, raw_path = folder / str(repeat), folder / f"raw{rank}"
+        cached = timed(lambda: raw_write(raw_path, size // ranks))  # noqa: B023
+        raw_path.unlink()
+        direct = timed(lambda: raw_write(raw_path, size // ranks, os.O_DIRECT))  # noqa: B023
         raw_path.unlink()
         saved = timed(lambda: store.save(place, 1, state, extras, info))  # noqa: B023
+        beside = beside_steps(saver)
         verified = timed(lambda: store.find_resumable(place, "digests", True, print))  # noqa: B023
         loaded = timed(lambda: store.load(place, 1, state, info))  # noqa: B023
         if rank == 0:
-            results.send((size, tuple(size / seconds for seconds in (raw, saved, verified, loaded))))
+            results.send(Row(size, cached, direct, saved, *beside, verified, loaded))
             shutil.rmtree(place)
+    saver.close()
     dist.destroy_process_group()
+
+
+def shown(row: Row) -> str:
+    """One repeat in words."""
+    rates = {name: row.size / 1e6 / getattr(row, name) for name in ("cached", "direct", "save", "verify", "load")}
+    stall, save, lasting, slowdown = (round(1000 * each) for each in (row.stall, row.save, row.lasting, row.slowdown))
+    return (
+        f"{row.size / 1e6:.0f} MB: raw {rates['cached']:.0f} and {rates['direct']:.0f}, save {rates['save']:.0f}, "
+        f"verify {rates['verify']:.0f}, load {rates['load']:.0f} MB/s; asynchronous: stall {stall} ms of {save}, "
+        f"a checkpoint after {lasting}, {row.steps:.0f} steps slower by {slowdown}"
+    )
 
 
 def main() -> None:
@@ -109,18 +171,21 @@ def main() -> None:
         workers = [context.Process(target=measure, args=(rank, *shared)) for rank in range(options.ranks)]
         for worker in workers:
             worker.start()
-        rows = []
+        rows: list[Row] = []
         while len(rows) < options.repeats and all(worker.exitcode in {None, 0} for worker in workers):
             if receiver.poll(1.0):
-                size, rates = receiver.recv()
-                rows.append(rates)
-                shown = ", ".join(f"{rate / 1e6:.0f}" for rate in rates)
-                print(f"  {size / 1e6:.0f} MB, raw, save, verify, load: {shown} MB/s", flush=True)
+                rows.append(receiver.recv())
+                print(f"  {shown(rows[-1])}", flush=True)
         for worker in workers:
             worker.join()
-    raw, saved, verified, loaded = (statistics.median(column) for column in zip(*rows, strict=True))
-    print(f"raw write {raw / 1e6:.0f} MB/s, save {saved / 1e6:.0f} MB/s: ratio {saved / raw:.2f} (budget >= 0.80)")
-    print(f"verify {verified / 1e6:.0f} MB/s, load {loaded / 1e6:.0f} MB/s (from the page cache)")
+    middle = Row(*(statistics.median(column) for column in zip(*rows, strict=True)))
+    print(f"median of {len(rows)}: {shown(middle)}")
+    for name in ("cached", "direct"):
+        ratio = statistics.median(getattr(row, name) / row.save for row in rows)
+        how = "through" if name == "cached" else "past"
+        print(f"save rate by the raw rate {how} the page cache, each repeat by itself: {ratio:.2f} (budget >= 0.80)")
+    stalls = statistics.median(row.stall / row.save for row in rows)
+    print(f"stall of an asynchronous save by the time of a synchronous one: {stalls:.2f} (budget <= 0.10)")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from trainer.learning_rate import plan_of
 from trainer.model import flops
-from trainer.schedule import BatchLevel, TrainingPath, path_of
+from trainer.schedule import BatchLevel, Segment, TrainingPath, path_of
 
 SCHEMA = 1
 # What the 176B training reached on A100-80GB: assumed for GPUs when nothing was measured.
@@ -153,7 +153,7 @@ def estimate(
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
         training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
-        duration=_duration(card, levels, seconds_per_iteration, assumed_tflops, asked_attempts),
+        duration=_duration(card, path, seconds_per_iteration, assumed_tflops, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(card)),
     )
 
@@ -205,7 +205,7 @@ def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
 
 
 def _duration(
-    card: RunCard, levels: tuple[BatchLevel, ...], measured: float | None, assumed: float | None, asked: int
+    card: RunCard, path: TrainingPath, measured: float | None, assumed: float | None, asked: int
 ) -> Duration | None:
     model, vocabulary, full = card.model, card.tokenizer.padded_vocabulary_size, card.batch.global_batch_size
     rate_at_one_second = flops.tflops_per_gpu(model, vocabulary, full, 1.0, card.world_size)
@@ -218,7 +218,7 @@ def _duration(
         basis = f"{ASSUMED_TFLOPS:g} TFLOPs per GPU, assumed (A100, 176B)"
     else:
         return None
-    total = sum(level.iterations * _scaled(card, level.batch_size, seconds) for level in levels)
+    total = sum(segment.iterations * _scaled(card, segment, seconds) for segment in path.segments)
     usable = _attempt_seconds(card)
     attempts = max(1, math.ceil(total / usable))
     return Duration(
@@ -236,11 +236,17 @@ def _duration(
     )
 
 
-def _scaled(card: RunCard, batch: int, seconds: float) -> float:
-    """Seconds of a step of `batch`, when one of the full batch takes `seconds`: a 1F1B pipeline's slots, counted."""
+def _scaled(card: RunCard, segment: Segment, seconds: float) -> float:
+    """Seconds of a step of `segment`, when one of the full batch and length takes `seconds`.
+
+    A 1F1B pipeline's slots are counted; a slot of shorter samples takes their share of the operations.
+    """
     idle = card.parallel.pipeline - 1
     chunk = card.batch.micro_batch_size * card.data_parallel_degree
-    return seconds * (batch // chunk + idle) / (card.batch.global_batch_size // chunk + idle)
+    slots = (segment.batch_size // chunk + idle) / (card.batch.global_batch_size // chunk + idle)
+    vocabulary, length = card.tokenizer.padded_vocabulary_size, segment.sequence_length
+    work = flops.hardware_flops(card.model, vocabulary, 1, length) / flops.hardware_flops(card.model, vocabulary, 1)
+    return seconds * slots * work
 
 
 def _attempt_seconds(card: RunCard) -> float:

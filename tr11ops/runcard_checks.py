@@ -30,7 +30,7 @@ def operation_problems(card: RunCard) -> list[Problem]:
     minutes = card.run.exit_duration_minutes
     if minutes is not None and minutes * 60 >= limit:
         rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
-        problems.append(Problem("run.exit_duration_minutes", minutes, rule, f"use {_advised_minutes(limit):g} or less"))
+        problems.append(Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less"))
     early = card.slurm.signal_seconds_before_limit
     if early is not None and early >= limit:
         rule = f"must be below slurm.time_limit ({limit} seconds)"
@@ -46,7 +46,7 @@ def card_warnings(card: RunCard) -> list[Problem]:
     if minutes is None:
         if early is None and card.run.exit_interval is None:
             rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
-            return [Problem("run.exit_duration_minutes", None, rule, f"use {_advised_minutes(limit):g}")]
+            return [Problem("run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}")]
         return []
     margin = limit - minutes * 60
     evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
@@ -55,10 +55,10 @@ def card_warnings(card: RunCard) -> list[Problem]:
         return []
     rule = f"leaves {margin / 60:g} minutes before the time limit"
     rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
-    return [Problem("run.exit_duration_minutes", minutes, rule, f"use {_advised_minutes(limit):g}")]
+    return [Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")]
 
 
-def _advised_minutes(limit: int) -> float:
+def advised_exit_minutes(limit: int) -> float:
     """An exit minute with room for an evaluation and a save before `limit` (seconds)."""
     margin = MARGIN_WITH_EVALUATION_SECONDS if limit >= LONG_ATTEMPT_SECONDS else min(limit / 4, 5 * 60)
     return (limit - margin) / 60

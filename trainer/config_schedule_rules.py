@@ -64,13 +64,21 @@ def _warmup_problems(config: TrainerConfig) -> Iterator[Problem]:
         else:
             end = f"schedule.decay_iterations ({decay // config.batch.global_batch_size})"
         yield Problem(key, value, f"must be below {end}", "shorten the warm-up")
-    if schedule.decay_tokens is not None and not curriculum_problems(config):
+    if schedule.decay_tokens is not None and _has_path(config):
         tokens = plan_of(config).warmup_tokens
         if tokens >= schedule.decay_tokens:
-            rule = (
-                f"ends after {tokens:.0f} tokens, and must end before schedule.decay_tokens ({schedule.decay_tokens})"
-            )
+            rule = f"ends after {tokens:.0f} tokens, not before schedule.decay_tokens ({schedule.decay_tokens})"
             yield Problem(key, value, rule, "shorten the warm-up")
+
+
+def _has_path(config: TrainerConfig) -> bool:
+    """Whether batch and length of every step follow from the card; what is wrong otherwise is told elsewhere."""
+    ramp, full = config.batch.ramp, config.batch.global_batch_size
+    if ramp is not None:
+        growth = full - ramp.start
+        if growth <= 0 or growth % ramp.increment or growth // ramp.increment > MOST_RAMP_LEVELS:
+            return False
+    return not curriculum_problems(config)
 
 
 def _rate_problems(config: TrainerConfig) -> Iterator[Problem]:

@@ -31,7 +31,6 @@ from trainer.samples import open_samples
 
 REFUSALS = (CardError, CheckpointError, DataError)
 WINDOWS_BETWEEN_REPORTS = 16  # of each replica
-EXIT_REFUSED = 2
 
 
 class Windows(Protocol):
@@ -228,14 +227,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 fine, 2 refused."""
+    """Exit status 0 also when the input was refused: the output file then says why, under "refused".
+
+    Every rank meets the same refusal and leaves by itself; a failing exit would make the launcher speak of deaths.
+    """
     options = parse(arguments)
     try:
         run(options)
     except REFUSALS as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"tr11: refused: {error}", file=sys.stderr, flush=True)
-        return EXIT_REFUSED
+        write_json(options.output, {"refused": str(error)})
     return 0
 
 

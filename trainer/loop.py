@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.account import Account
+from trainer.checkpoint.agreement import lost_a_rank
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
@@ -80,8 +81,7 @@ def _is_refusal(error: Exception, steps_done: int) -> bool:
 
     The difference matters: after a refusal no later array task trains.
     """
-    lost_a_rank = isinstance(error.__cause__, RuntimeError)
-    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank
+    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
 
 
 def _leave_word(
@@ -203,6 +203,7 @@ class Trainer:
             if self._pass_over():
                 continue
             result = self._step(interval)
+            saver.poll()
             iteration = self.progress.iteration
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
@@ -382,9 +383,10 @@ class Trainer:
     def _end(self, decision: Decision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
         if self.saver is not None and self.steps_done:
+            fault = self.saver.wait()
             if self.progress.iteration != self.saver.saved_step:
                 self._save()
-            fault = self.saver.wait()
+                fault = self.saver.wait()
             if fault is not None and self.progress.iteration != self.saver.saved_step:
                 lost = f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
                 decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")

@@ -100,7 +100,10 @@ def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
 
 
 def _variants(path: Path) -> dict[str, Any]:
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
     if value is None:
         return {}
     if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):

@@ -14,12 +14,12 @@ import torch
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.deepspeed_collective import load_deepspeed
 from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config import TrainerConfig
 from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 from trainer.engine import Engine
-from trainer.foreign import fill_from
 from trainer.learning_rate import LearningRatePlan, plan_of
 from trainer.mesh import Mesh
 from trainer.progress import Progress
@@ -97,22 +97,20 @@ def _read(
     state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
     crew = Crew(mesh.cpu_group)
     if crew.on_first(f"{place} was not loaded", lambda: has_original_layout(place)):
-        facts = fill_from(place, state, info, crew, weights_only, say)
-        cursor, optimizer_step, rng = facts.cursor, facts.optimizer_step, None
-        say("of the original layout: random-number streams are derived anew, not restored")
+        loaded = load_deepspeed(place, state, info, group=mesh.cpu_group, weights_only=weights_only)
     else:
         step = checkpoint_step(place.name)
         if step is None:
             raise CheckpointError(f"{place} is not a checkpoint's folder: its name must be global_stepN")
         loaded = store.load(place.parent, step, state, info, group=mesh.cpu_group, weights_only=weights_only)
-        cursor, optimizer_step, rng = loaded.cursor, loaded.optimizer_step, loaded.rng
-        for remark in loaded.remarks:
-            say(remark)
+    optimizer_step = loaded.optimizer_step
+    for remark in loaded.remarks:
+        say(remark)
     if weights_only:
         engine.masters_from_weights()
         optimizer_step = 0
     engine.finish_load(replace(state, optimizer_step=optimizer_step))
-    return cursor, rng
+    return loaded.cursor, loaded.rng
 
 
 def has_original_layout(place: Path) -> bool:

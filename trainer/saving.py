@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from trainer.checkpoint import randomness, store
+from trainer.checkpoint import randomness
+from trainer.checkpoint.agreement import lost_a_rank
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.deepspeed_collective import save_deepspeed
+from trainer.checkpoint.deepspeed_content import OptimizerSettings
 from trainer.checkpoint.store import Extras
+from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.learning_rate import LearningRatePlan
@@ -18,7 +22,10 @@ from trainer.resume import checkpoint_info, optimizer_facts
 
 
 class Saver:
-    """Saves this run's checkpoints. `save` and `wait` are collective; `saved_step` is the newest that is complete."""
+    """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
+
+    `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not.
+    """
 
     def __init__(
         self,
@@ -34,6 +41,7 @@ class Saver:
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
         self._info = checkpoint_info(config, mesh, card_hash, job_id)
+        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group)
         self._failed: list[int] = []
         self._fault: CheckpointError | None = None
         self._last_save = now
@@ -55,7 +63,8 @@ class Saver:
         differ between ranks, CheckpointError when a rank was lost.
         """
         self._last_save = now
-        if progress.iteration in {0, self.saved_step}:
+        step = progress.iteration
+        if step in {0, self.saved_step, self._writer.in_flight}:
             return 0.0
         began = time.perf_counter()
         drifted = self._engine.disagreeing_parameters()
@@ -63,29 +72,65 @@ class Saver:
             raise RuntimeError(
                 f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
             )
-        folder, step = self._config.paths.checkpoints, progress.iteration
-        self._say(f"saving checkpoint at iteration {step:7d} to {folder}")
+        settings = self._config.checkpoint
+        self._say(f"saving checkpoint at iteration {step:7d} to {self._config.paths.checkpoints}")
+        if settings.format == "deepspeed":
+            self._tell(self._writer.wait())
+            self._tell([self._save_original_layout(progress, plan)])
+            return time.perf_counter() - began
+        state, extras = self._engine.sharded_state(), self._extras(progress, plan)
+        options = {"save_optimizer": settings.save_optimizer, "save_random_state": settings.save_random_state}
+        if settings.asynchronous:
+            self._writer.start(step, state, extras, self._info, **options)
+        else:
+            self._tell(self._writer.save_now(step, state, extras, self._info, **options))
+        return time.perf_counter() - began
+
+    def poll(self) -> None:
+        """After a step: tell how a save in the background has ended. Costs nothing while none is under way."""
+        outcome = self._writer.poll()
+        if outcome is not None:
+            self._tell([outcome])
+
+    def wait(self) -> CheckpointError | None:
+        """Let the save that is under way end; the fault of the newest one, if it failed. Collective."""
+        self._tell(self._writer.wait())
+        return self._fault
+
+    def close(self) -> None:
+        """Release memory and thread; a save that is under way is abandoned."""
+        self._writer.close()
+
+    def _save_original_layout(self, progress: Progress, plan: LearningRatePlan) -> Outcome:
+        folder, step, began = self._config.paths.checkpoints, progress.iteration, time.perf_counter()
         try:
-            result = store.save(
+            saved = save_deepspeed(
                 folder,
                 step,
                 self._engine.sharded_state(),
                 self._extras(progress, plan),
                 self._info,
+                self._mesh,
+                settings=self._settings(progress, plan),
                 group=self._mesh.cpu_group,
             )
         except CheckpointError as fault:
-            self._failed_at(step, fault)
-        else:
-            self._succeeded(step, result.seconds)
-        return time.perf_counter() - began
+            if lost_a_rank(fault):
+                raise
+            return Failed(step, fault)
+        seconds = time.perf_counter() - began
+        return Finished(step, saved.folder, saved.bytes, seconds, seconds, 0.0)
 
-    def wait(self) -> CheckpointError | None:
-        """Let every save that is under way end; the fault of the newest one, if it failed. Collective."""
-        return self._fault
-
-    def close(self) -> None:
-        """Release what the saver holds."""
+    def _settings(self, progress: Progress, plan: LearningRatePlan) -> OptimizerSettings:
+        section = self._config.optimizer
+        return OptimizerSettings(
+            plan.at(progress.scheduled_samples, progress.scheduled_tokens),
+            section.beta1,
+            section.beta2,
+            section.epsilon,
+            section.weight_decay,
+            section.clip_grad,
+        )
 
     def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:
         cursor = {
@@ -96,19 +141,25 @@ class Saver:
         }
         return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
 
-    def _succeeded(self, step: int, seconds: float) -> None:
-        self.saved_step, self._fault = step, None
-        self._say(f"  successfully saved checkpoint at iteration {step:7d} to {self._config.paths.checkpoints}")
-        self._say(f"time (ms) | save-checkpoint: {seconds * 1000:.2f}")
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Finished):
+                self._succeeded(outcome)
+            else:
+                self._failed_at(outcome)
+
+    def _succeeded(self, save: Finished) -> None:
+        self.saved_step, self._fault = save.step, None
+        self._say(f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}")
+        stall = f" (the training stood still for {save.stall * 1000:.2f})" if save.stall < save.seconds else ""
+        self._say(f"time (ms) | save-checkpoint: {save.seconds * 1000:.2f}{stall}")
         if self._failed:  # said again: where the disk was full, the log could not take the warning
             missing = ", ".join(map(str, self._failed))
             self._say(f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again")
             self._failed.clear()
 
-    def _failed_at(self, step: int, fault: CheckpointError) -> None:
-        if isinstance(fault.__cause__, RuntimeError):
-            raise fault  # a rank was lost: there is nothing to go on with
+    def _failed_at(self, save: Failed) -> None:
         newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
-        self._fault = fault
-        self._failed.append(step)
-        self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
+        self._fault = save.fault
+        self._failed.append(save.step)
+        self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")

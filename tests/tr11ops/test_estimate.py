@@ -80,6 +80,48 @@ def test_points_are_in_order_and_the_levels_add_up() -> None:
     assert found.stages is not None and sum(stage.blocks for stage in found.stages) == 70
 
 
+CURRICULUM = [
+    "curriculum.kind=discrete",
+    "curriculum.lengths=[16, 32]",
+    "curriculum.until_steps=[100]",
+    "batch.ramp=none",
+]
+
+
+def test_a_curriculum_counts_its_tokens_operations_and_times() -> None:
+    plain = estimate(load_card(SMALL, ["batch.ramp=none", "model.sequence_length=32"], {}), 2.0)
+    short = estimate(load_card(SMALL, [*CURRICULUM, "model.sequence_length=32"], {}), 2.0)
+    assert short.iterations == plain.iterations == 400
+    assert short.tokens == plain.tokens * 7 // 8  # a quarter of the steps at half the length
+    assert short.levels == plain.levels
+    assert 6 / 8 * plain.total_model_flops < short.total_model_flops < 7 / 8 * plain.total_model_flops
+    assert short.duration is not None and plain.duration is not None
+    assert short.duration.days / plain.duration.days == pytest.approx(
+        short.total_model_flops / plain.total_model_flops, rel=0.01
+    )
+
+
+def test_a_training_that_tokens_end() -> None:
+    found = estimate(load_card(SMALL, ["batch.ramp=none", "batch.train_tokens=100_000"], {}))
+    whole = estimate(load_card(SMALL, ["batch.ramp=none"], {}))
+    each = whole.tokens // whole.iterations
+    assert found.iterations == -(-100_000 // each) < whole.iterations
+    assert found.tokens == found.iterations * each
+
+
+def test_a_decay_counted_in_tokens_has_its_moment() -> None:
+    card = load_card(SMALL, ["batch.ramp=none", "schedule.decay_tokens=400_000"], {})
+    (point,) = [point for point in estimate(card).rates if point.moment == "end of the decay"]
+    assert point.consumed_samples * card.model.sequence_length <= 400_000
+    assert point.learning_rate >= card.schedule.min_learning_rate
+
+
+def test_saving_by_the_clock_alone_has_no_count(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["--set", "checkpoint.interval=none", "--set", "checkpoint.interval_minutes=30"]
+    assert execute(["estimate", "--run", str(SMALL), *overrides]) == 0
+    assert "saved by the clock" in capsys.readouterr().out
+
+
 def test_times_need_a_basis() -> None:
     small = load_card(SMALL, [], {})
     assert estimate(small).duration is None

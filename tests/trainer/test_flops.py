@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ModelSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.model import flops
+from trainer.model.devices import device_peak, peak_tflops
 
 BLOOM = ModelSection(
     layers=70,
@@ -62,6 +63,62 @@ def test_model_flops_are_six_per_parameter_and_token_plus_attention() -> None:
     assert flops.model_flops(BLOOM, VOCABULARY, 2048) == matrices + attention
 
 
+def test_the_rule_of_thumb_of_the_176b_training() -> None:
+    """176 B x 4 x 2 x 2048 x 2048 over 105 s and 384 GPUs: near the other formula, without attention and logits."""
+    assert flops.approximate_tflops_per_gpu(BLOOM, 176 * 10**9, 2048, 105.0, 384) == pytest.approx(
+        176 * 4 * 2 * 2048 * 2048 / (105 * 384 * 1e3)
+    )
+    plain = BLOOM.model_copy(update={"activation_checkpointing": False})
+    assert flops.approximate_tflops_per_gpu(plain, 10**12, 1, 1.0, 1, sequence_length=1) == 6.0
+
+
+def test_the_counter_of_the_tensorboard_axis() -> None:
+    count = flops.count_parameters(BLOOM, VOCABULARY)
+    assert flops.counted_gigaflops(BLOOM, VOCABULARY, 2048) == 6 * 2048 * 2048 * count.without_embeddings / 1e9
+
+
+def test_utilization_of_the_176b_training() -> None:
+    """105.22 s a step on A100s was 48 % of their peak with what was recomputed, 36 % without."""
+    peak = peak_tflops("NVIDIA A100-SXM4-80GB", "bf16")
+    found = flops.utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, peak)
+    assert found.hardware_tflops == pytest.approx(149.02, abs=0.005)
+    assert found.hfu == pytest.approx(0.478, abs=5e-4)
+    assert found.mfu == pytest.approx(0.360, abs=5e-4)
+    unknown = flops.utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, None)
+    assert (unknown.mfu, unknown.hfu) == (None, None)
+    assert unknown.model_tflops == found.model_tflops
+
+
+def test_shorter_samples_cost_less_than_their_share_of_tokens() -> None:
+    whole, half = (flops.model_flops(BLOOM, VOCABULARY, 8, length) for length in (2048, 1024))
+    assert whole == flops.model_flops(BLOOM, VOCABULARY, 8)
+    attention = 12 * 70 * 14336 * 1024 * 1024 * 8
+    assert whole == 2 * half + 2 * attention
+    short = BLOOM.model_copy(update={"sequence_length": 1024})
+    for count in (flops.model_flops, flops.hardware_flops):
+        assert count(BLOOM, VOCABULARY, 8, 1024) == count(short, VOCABULARY, 8)
+    assert flops.tflops_per_gpu(BLOOM, VOCABULARY, 8, 1.0, 1, 1024) == flops.tflops_per_gpu(
+        short, VOCABULARY, 8, 1.0, 1
+    )
+
+
+def test_heads_of_another_width_than_the_stream() -> None:
+    """Checked against the shapes of the matrices themselves."""
+    model = ModelSection(layers=3, hidden_size=64, attention_heads=4, kv_channels=24, sequence_length=16)
+    wide = 4 * 24
+    shapes = [(3 * wide, 64), (3 * wide,), (64, wide), (64,), (256, 64), (256,), (64, 256), (64,), *[(64,)] * 4]
+    assert flops.count_parameters(model, 100).block == sum(math.prod(shape) for shape in shapes)
+    matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    scores = 2 * 2 * 16 * wide
+    assert flops.model_flops(model, 100, 1) == 3 * 16 * (3 * (2 * matrices + scores) + 2 * 64 * 100)
+
+
+@pytest.mark.parametrize("position", ["alibi", "rotary"])
+def test_positions_without_a_table(position: str) -> None:
+    model = BLOOM.model_copy(update={"position_embedding": position})
+    assert flops.count_parameters(model, VOCABULARY).position_embedding == 0
+
+
 def test_no_checkpointing_recomputes_nothing() -> None:
     plain = BLOOM.model_copy(update={"activation_checkpointing": False})
     assert flops.hardware_flops(plain, VOCABULARY, 8) == flops.model_flops(plain, VOCABULARY, 8)
@@ -74,6 +131,17 @@ def test_bytes() -> None:
     assert flops.training_bytes(10, BF16) == 180
     assert flops.weight_bytes(10, FP32) == 40
     assert flops.worker_state_bytes(1000, BF16, 8) == 6000 + 1500
+    assert flops.training_bytes(10, PrecisionSection(dtype="fp16")) == 180
+
+
+def test_bytes_of_8_bit_moments() -> None:
+    """Two bytes a parameter, but for the word embedding, whose moments stay in fp32."""
+    eight = OptimizerSection(type="adam8bit")
+    assert flops.moment_bytes(1000, eight) == 2000
+    assert flops.moment_bytes(1000, eight, embedding=100) == 1800 + 800
+    assert flops.checkpoint_bytes(1000, BF16, eight, 100) == 6000 + 2600
+    assert flops.worker_state_bytes(1000, BF16, 4, eight, 100) == 6000 + (4000 + 2600) // 4
+    assert flops.checkpoint_bytes(1000, BF16, OptimizerSection(), 100) == flops.checkpoint_bytes(1000, BF16)
 
 
 def test_files_of_the_deepspeed_layout() -> None:
@@ -109,3 +177,41 @@ def test_partition_by_blocks_alone_and_unknown_partitions() -> None:
 def test_bubble() -> None:
     assert flops.bubble_share(1, 1) == 0
     assert flops.bubble_share(128, 12) == pytest.approx(11 / 139)
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "fp16", "fp32"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0, 312.0, 19.5),
+        ("NVIDIA A100 80GB PCIe", 312.0, 312.0, 19.5),
+        ("NVIDIA H100 80GB HBM3", 989.4, 989.4, 66.9),
+        ("NVIDIA H100 PCIe", 756.0, 756.0, 51.2),
+        ("NVIDIA H100 NVL", 835.5, 835.5, 60.0),
+        ("NVIDIA H200", 989.4, 989.4, 66.9),
+        ("NVIDIA GH200 480GB", 989.4, 989.4, 66.9),
+        ("NVIDIA H20", 148.0, 148.0, 44.0),
+        ("NVIDIA B200", 2250.0, 2250.0, 75.0),
+        ("NVIDIA GB200", 2500.0, 2500.0, 80.0),
+        ("Tesla V100-SXM2-32GB", None, 125.0, 15.7),
+        ("Tesla V100-PCIE-16GB", None, 112.0, 14.0),
+        ("Tesla T4", None, 65.0, 8.1),
+        ("NVIDIA A10", 125.0, 125.0, 31.2),
+        ("NVIDIA L4", 121.0, 121.0, 30.3),
+        ("NVIDIA L40S", 362.0, 362.0, 91.6),
+        ("NVIDIA GeForce RTX 4090", 165.2, 165.2, 82.6),
+        ("AMD Instinct MI250X", 191.5, 191.5, 47.9),
+        ("AMD Instinct MI300X", 1307.4, 1307.4, 163.4),
+    ],
+)
+def test_peaks_by_the_names_that_drivers_give(device: str, bf16: float | None, fp16: float, fp32: float) -> None:
+    assert [peak_tflops(device, dtype) for dtype in ("bf16", "fp16", "fp32")] == [bf16, fp16, fp32]
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", "", "Intel(R) Xeon(R) Platinum 8480", "NVIDIA A10G", "NVIDIA RTX A4000", "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+     "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H2000"],
+)  # fmt: skip
+def test_unknown_devices_have_no_peak(device: str) -> None:
+    assert device_peak(device) is None
+    assert peak_tflops(device, "bf16") is None

@@ -18,9 +18,10 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.mesh import Mesh
 from trainer.model import comm, initial, loss
-from trainer.model.attention import AttentionBias, alibi_slopes
+from trainer.model.kernels import DenseKernel
 from trainer.model.layers import VocabularyParallelEmbedding, new_parameter
 from trainer.model.loss import LanguageModelHead
+from trainer.model.positions import alibi_slopes, local_alibi_slopes
 from trainer.shard import Sharding, sharding_of
 
 ALONE = Mesh.single(CPU)
@@ -44,8 +45,10 @@ def test_alibi_slopes_of_112_heads() -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_attention_bias_is_sliced_by_tensor_rank(degree: int) -> None:
-    whole = AttentionBias(6, ALONE).get(5, torch.float32)
-    parts = [AttentionBias(6, of_tensor_rank(rank, degree)).get(5, torch.float32) for rank in range(degree)]
+    def bias(mesh: Mesh) -> Tensor:
+        return DenseKernel(local_alibi_slopes(6, mesh), False, CPU).bias(5, torch.float32)
+
+    whole, parts = bias(ALONE), [bias(of_tensor_rank(rank, degree)) for rank in range(degree)]
     assert torch.equal(torch.cat(parts, dim=1), whole)
     assert whole[0, 2, 4, 1] == pytest.approx(-3 * alibi_slopes(6)[2])
     assert whole[0, 2, 1, 4] == -math.inf
@@ -100,7 +103,7 @@ def test_initial_weights_are_slices_of_one_tensor(degree: int, dim: int, block: 
 def collectives() -> dict[str, Tensor]:
     group, rank = torch.distributed.group.WORLD, torch.distributed.get_rank()
     answers = {}
-    for name in ("copy_to", "reduce_from", "gather_from", "scatter_to"):
+    for name in ("copy_to", "reduce_from"):
         given_ = (torch.arange(8.0).view(2, 4) + 10 * rank).requires_grad_()
         result = getattr(comm, f"{name}_tensor_region")(given_ * 1.0, group)
         (result * torch.arange(1.0, result.numel() + 1).view_as(result) * (rank + 1)).sum().backward()
@@ -116,11 +119,6 @@ def test_collectives_and_their_gradients() -> None:
     assert torch.equal(first["copy_to.grad"], 3 * weights) and torch.equal(second["copy_to.grad"], 3 * weights)
     assert torch.equal(first["reduce_from"], 2 * base + 10) and torch.equal(second["reduce_from"], 2 * base + 10)
     assert torch.equal(second["reduce_from.grad"], 2 * weights)
-    assert torch.equal(first["gather_from"], torch.cat((base, base + 10), dim=1))
-    assert torch.equal(second["gather_from.grad"], 2 * torch.arange(1.0, 17.0).view(2, 8)[:, 4:])
-    assert torch.equal(second["scatter_to"], base[:, 2:] + 10)
-    narrow = torch.arange(1.0, 5.0).view(2, 2)
-    assert torch.equal(first["scatter_to.grad"], torch.cat((narrow, 2 * narrow), dim=1))
 
 
 def head_case(mesh: Mesh, dtype: torch.dtype, pieces: int) -> tuple[float, Tensor, Tensor, float]:

@@ -38,7 +38,7 @@ def test_ramp_of_tr11() -> None:
     assert path.after_samples(3_115_072).iteration == 7572
     assert path.after_iteration(7572).consumed_samples == 3_115_072
     assert path.after_iteration(12_658).consumed_samples == 9_765_808
-    # A line of the log: iteration 31219 had consumed 47,768,496 samples and 97,829,879,808 tokens.
+    # A line of the original's log.
     assert path.after_samples(47_768_496) == Position(31_214, 47_768_496, 97_829_879_808)
 
 

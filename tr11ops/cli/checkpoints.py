@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +33,6 @@ app = typer.Typer(
 
 SCHEMA = 1
 Step = Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `latest`, or the path of its folder.")]
-# Options of these commands belong to the child, which parses them and prints their help.
-_FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def run_trainer_checkpoint(arguments: list[str]) -> int:
@@ -280,53 +282,114 @@ def _state(text: str, run: str | None, overrides: list[str] | None) -> str:
 
 
 # ----------------------------------------------------------------------------- turn one into another
-@app.command(context_settings=_FORWARD)
-def export(context: typer.Context) -> None:
-    """Write a checkpoint as a Hugging Face model: STEP --to hf -o DIR (see export --help).
+@app.command()
+def export(
+    step: Step,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="hf", help="Format: hf is Hugging Face's BLOOM.")] = "hf",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights.")
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="SIZE", help="Of the tensors in one file: 5GB, 500MB.")
+    ] = "5GB",
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
+    verify: Annotated[bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")] = True,
+    run: RunOption = None,
+    json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face BLOOM: config.json, safetensors, tokenizer.
+
+    The folder appears whole or not at all. Memory does not grow with the model. STEP as a path needs no card; the
+    card then says what the checkpoint does not: tokenizer, epsilon of the LayerNorms.
 
     Example: tr11 checkpoints export latest --to hf -o bloom-tiny
+
+    Example: tr11 checkpoints export 95000 -o bloom --dtype bf16 --max-shard-size 10GB --run tr11-176B-ml
     """
-    _forward("export", context.args)
+    named = existing_path(step)
+    card = read_card(run, overrides) if named is None or run is not None else None
+    place = named if named is not None or card is None else resolve_step(card, step)
+    with _card_file(card) as card_options:
+        _finish(
+            [
+                *("export", "--to", to, "--output", str(output), "--max-shard-size", max_shard_size),
+                *(["--dtype", dtype] if dtype is not None else []),
+                *(["--tokenizer", str(tokenizer)] if tokenizer is not None else []),
+                "--verify" if verify else "--no-verify",
+                *(*card_options, *_flag("--force", force), *_flag("--json", json)),
+                *("--", str(place)),
+            ]
+        )
 
 
-@app.command("import", context_settings=_FORWARD)
-def import_(context: typer.Context) -> None:
-    """Make a checkpoint of this run from a Hugging Face model (see import --help)."""
-    _forward("import", context.args)
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")],
+    *,
+    run: RunOption = None,
+    json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Make the first checkpoint of a run from a Hugging Face BLOOM, so that a training starts from it.
 
+    Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments, step 0. The card's
+    model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads .safetensors and pytorch_model*.bin.
 
-@app.command(context_settings=_FORWARD)
-def reshape(context: typer.Context) -> None:
-    """Write a checkpoint in another layout or for another shape (see reshape --help).
-
-    A restart on another shape needs no reshape: it is just a load.
+    Example: tr11 checkpoints import bloom-560m --run my-card.toml
     """
-    _forward("reshape", context.args)
+    with _card_file(read_card(run, overrides)) as card_options:
+        _finish(["import", *card_options, *_flag("--json", json), "--", str(folder.expanduser().absolute())])
 
 
-def _forward(command: str, words: list[str]) -> None:
-    """Run the child with its own options. STEP comes first and is resolved; `--run` and `--set` are ours."""
-    run, overrides, rest = _split(words)
-    if rest and not rest[0].startswith("-"):
-        rest = [_place(rest[0], run, overrides), *rest[1:]]
-    _finish([command, *rest])
+@contextmanager
+def _card_file(card: RunCard | None) -> Generator[list[str]]:
+    """The child's option for the resolved card, which lies in a file of its own meanwhile; no option without a card."""
+    if card is None:
+        yield []
+        return
+    from tr11ops.runcard import resolved
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+        stream.write(dumps(resolved(card)))
+        stream.flush()
+        yield ["--card", stream.name]
 
 
-def _split(words: list[str]) -> tuple[str | None, list[str], list[str]]:
-    run: str | None = None
-    overrides: list[str] = []
-    rest: list[str] = []
-    left = iter(words)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if name in {"--run", "--set"}:
-            given = value if equals else next(left, None)
-            if given is None:
-                raise Refusal(f"{name}: needs a value", exit_code=2)
-            if name == "--run":
-                run = given
-            else:
-                overrides.append(given)
-        else:
-            rest.append(word)
-    return run, overrides, rest
+@app.command()
+def reshape(
+    step: Step,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for global_stepN and latest.")],
+    layout: Annotated[str, typer.Option("--format", metavar="tr11|deepspeed", help="Layout to write.")] = "tr11",
+    tensor: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree; else the checkpoint's.")] = None,
+    pipeline: Annotated[int | None, typer.Option(min=1, help="Stages; else the checkpoint's.")] = None,
+    data: Annotated[int | None, typer.Option(min=1, help="Data-parallel degree; else the checkpoint's.")] = None,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")] = False,
+    verify: Annotated[bool, typer.Option(help="Compare all digests first; reads everything twice.")] = True,
+    run: RunOption = None,
+    json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will have.
+
+    A restart of tr11 on another shape needs no reshape: it is just a load, from either layout. One file of the new
+    checkpoint is in memory at a time. DIR/global_stepN must not exist.
+
+    Example: tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
+    """
+    degrees = {"--tensor": tensor, "--pipeline": pipeline, "--data": data}
+    _finish(
+        [
+            *("reshape", "--output", str(output), "--format", layout),
+            *(word for name, value in degrees.items() if value is not None for word in (name, str(value))),
+            "--verify" if verify else "--no-verify",
+            *(*_flag("--weights-only", weights_only), *_flag("--json", json)),
+            *("--", _place(step, run, overrides)),
+        ]
+    )

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tr11ops.cli.common import RunOption, SetOption, read_card
+
 app = typer.Typer(
     name="data",
-    help="Make training data: corpus, tokenizer, indexed pairs, index maps; and look at it.",
+    help="Make training data: corpus, tokenizer, indexed pairs, index maps, shares; check it, and look at it.",
     no_args_is_help=True,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
 Force = Annotated[bool, typer.Option("--force", help="Make it again even when it is up to date.")]
 JsonKey = Annotated[str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")]
+TokenizerType = Annotated[
+    str, typer.Option(metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower.")
+]
+VocabFile = Annotated[Path | None, typer.Option(help="vocab.json of gpt2_bpe, vocab.txt of bert_wordpiece.")]
+MergeFile = Annotated[Path | None, typer.Option(help="merges.txt of gpt2_bpe.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")]
 
 
 def run_trainer_data(arguments: list[str]) -> int:
@@ -40,6 +49,10 @@ def _finish(arguments: list[str]) -> None:
 
 def _flag(name: str, value: bool) -> list[str]:
     return [name] if value else []
+
+
+def _value(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
 
 
 @app.command()
@@ -89,11 +102,18 @@ def tokenizer(
 def preprocess(
     *,
     input: Annotated[Path, typer.Option("--input", help="JSON lines.")],
-    tokenizer: Annotated[Path, typer.Option(help="Folder with tokenizer.json, or that file.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, or that file.")] = None,
+    tokenizer_type: TokenizerType = "huggingface",
+    vocab_file: VocabFile = None,
+    merge_file: MergeFile = None,
+    workers: Workers = None,
     append_eod: Annotated[bool, typer.Option(help="End each document with the end-of-document token.")] = True,
     json_key: JsonKey = "text",
+    split_sentences: Annotated[
+        bool, typer.Option("--split-sentences", help="One sequence a sentence; writes PREFIX_KEY_sentence.")
+    ] = False,
+    keep_newlines: Annotated[bool, typer.Option("--keep-newlines", help="Line ends stay with their sentence.")] = False,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave faulty lines out, and say so.")
     ] = False,
@@ -108,14 +128,26 @@ def preprocess(
     """
     _finish(
         [
-            *("preprocess", "--input", str(input), "--tokenizer", str(tokenizer), "--output-prefix", output_prefix),
+            *("preprocess", "--input", str(input), "--output-prefix", output_prefix),
+            *_tokenizer(tokenizer, tokenizer_type, vocab_file, merge_file),
             *("--json-key", json_key, "--append-eod" if append_eod else "--no-append-eod"),
-            *(["--workers", str(workers)] if workers is not None else []),
+            *_value("--workers", workers),
+            *_flag("--split-sentences", split_sentences),
+            *_flag("--keep-newlines", keep_newlines),
             *_flag("--skip-bad-lines", skip_bad_lines),
             *_flag("--force", force),
             *_flag("--json", json),
         ]
     )
+
+
+def _tokenizer(path: Path | None, kind: str, vocabulary: Path | None, merges: Path | None) -> list[str]:
+    return [
+        *_value("--tokenizer", path),
+        *("--tokenizer-type", kind),
+        *_value("--vocab-file", vocabulary),
+        *_value("--merge-file", merges),
+    ]
 
 
 @app.command()
@@ -154,8 +186,8 @@ def index(
             *("index", "--seq-length", str(seq_length), "--train-samples", str(train_samples)),
             *("--valid-samples", str(valid_samples), "--test-samples", str(test_samples)),
             *("--split", split, "--seed", str(seed)),
-            *(["--vocab-size", str(vocab_size)] if vocab_size is not None else []),
-            *(["--cache-dir", str(cache_dir)] if cache_dir is not None else []),
+            *_value("--vocab-size", vocab_size),
+            *_value("--cache-dir", cache_dir),
             *_flag("--json", json),
             *("--", *data),
         ]
@@ -176,8 +208,134 @@ def inspect(
     _finish(
         [
             *("inspect", "--sequences", str(sequences)),
-            *(["--tokenizer", str(tokenizer)] if tokenizer is not None else []),
+            *_value("--tokenizer", tokenizer),
             *_flag("--json", json),
             *("--", prefix),
+        ]
+    )
+
+
+@app.command()
+def check(
+    *,
+    prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs; with --raw one file of lines.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Check JSON lines, before they are tokenized.")] = False,
+    json_key: JsonKey = "text",
+    tokenizer: Annotated[Path | None, typer.Option(help="Report tokens outside its vocabulary.")] = None,
+    tokenizer_type: TokenizerType = "huggingface",
+    vocab_file: VocabFile = None,
+    merge_file: MergeFile = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="The same, of a vocabulary of this size.")] = None,
+    storm_length: Annotated[
+        int, typer.Option(min=1, help="Least length of a document that is reported for being mostly one symbol.")
+    ] = 64,
+    storm_run: Annotated[int, typer.Option(min=1, help="Report one symbol so many times in a row.")] = 512,
+    longest: Annotated[int, typer.Option(min=1, help="Report documents of this length or more.")] = 1_000_000,
+    workers: Workers = None,
+    temporary: Annotated[Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")] = None,
+    json: Json = False,
+) -> None:
+    """Look for what spoils a training: storms of one symbol (such as backslashes), documents that are there twice,
+    empty ones and overlong ones, tokens outside the vocabulary, damaged files.
+
+    Lengths are in tokens, with --raw in characters. Exit code 1 when something is found.
+
+    Example: tr11 data check data/demo_text_document --tokenizer data/tokenizer
+
+    Example: tr11 data check --raw data/corpus.jsonl
+    """
+    _finish(
+        [
+            *("check", *_flag("--raw", raw), "--json-key", json_key),
+            *_tokenizer(tokenizer, tokenizer_type, vocab_file, merge_file),
+            *_value("--vocab-size", vocab_size),
+            *("--storm-length", str(storm_length), "--storm-run", str(storm_run), "--longest", str(longest)),
+            *_value("--workers", workers),
+            *_value("--temporary", temporary),
+            *_flag("--json", json),
+            *("--", *prefixes),
+        ]
+    )
+
+
+@app.command()
+def text(
+    *,
+    samples: Annotated[
+        str | None, typer.Option(metavar="FIRST-LAST", help="Consumed samples, counted from 0, both included.")
+    ] = None,
+    iterations: Annotated[
+        str | None, typer.Option(metavar="FIRST-LAST", help="Instead: iterations, as the log counts them.")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids, without the text.")] = False,
+    run: RunOption = None,
+    json: Json = False,
+    overrides: SetOption = None,
+) -> None:
+    """Show what the training of a card read: text, data set and documents of each sample, by the training's own code.
+
+    Example: tr11 data text --iterations 31214-31219 --run my-card.toml
+
+    Example: tr11 data text --samples 0-3 --tokens
+    """
+    from json import dumps
+
+    from tr11ops.runcard import resolved
+
+    card = read_card(run, overrides)
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+        stream.write(dumps(resolved(card)))
+        stream.flush()
+        _finish(
+            [
+                *("text", "--card", stream.name, "--replicas", str(card.data_parallel_degree)),
+                *_value("--samples", samples),
+                *_value("--iterations", iterations),
+                *_flag("--tokens", tokens),
+                *_flag("--json", json),
+            ]
+        )
+
+
+@app.command()
+def ratios(
+    *,
+    dataset_ratios_path: Annotated[
+        Path, typer.Option(metavar="JSON", help="List of objects with dataset_path and ratio.")
+    ],
+    split: Annotated[str, typer.Option(metavar="train|valid", help="train reads 0:0.950 of each set, valid the rest.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")],
+    json: Json = False,
+) -> None:
+    """Write the file of groups of a training, or of its validation: the mixture, and each language by itself.
+
+    The file appears whole, and several processes may write it at once.
+
+    Example: tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
+    """
+    _finish(
+        [
+            *("ratios", "--dataset-ratios-path", str(dataset_ratios_path), "--split", split),
+            *("--output", str(output), *_flag("--json", json)),
+        ]
+    )
+
+
+@app.command()
+def probabilities(
+    *,
+    prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs.")],
+    alpha: Annotated[float, typer.Option(help="Exponent of a set's part of all tokens; below 1 lifts small sets.")],
+    output: Annotated[Path | None, typer.Option(metavar="JSON", help="Write them as a list of ratios.")] = None,
+    json: Json = False,
+) -> None:
+    """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha, normalised.
+
+    Example: tr11 data probabilities --alpha 0.3 data/en_text_document data/fr_text_document --output ratios.json
+    """
+    _finish(
+        [
+            *("probabilities", "--alpha", str(alpha), *_value("--output", output)),
+            *(*_flag("--json", json), "--", *prefixes),
         ]
     )

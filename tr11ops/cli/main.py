@@ -44,6 +44,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "kill": LazyCommand("tr11ops.cli.kill", "kill", "Stop a run with a checkpoint, or let it go on (--release)."),
     "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
     "estimate": LazyCommand("tr11ops.cli.estimate", "estimate", "Every number that follows from a run card."),
+    "eval": LazyCommand("tr11ops.cli.evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
+    "import": LazyCommand("tr11ops.cli.import_script", "import_script", "Make a run card of an old batch script."),
     "checkpoints": LazyCommand(
         "tr11ops.cli.checkpoints", "app", "List, inspect, compare and convert checkpoints.", is_group=True
     ),

@@ -33,7 +33,7 @@ class Builder:
         self, key: str, values: tuple[Traced, ...], convert: Converter, source: str, line: int, note: str = ""
     ) -> None:
         """Convert and put; a value that cannot be converted needs a decision."""
-        value_line = next((value.line for value in values if value.line), line)
+        value_line = max((value.last_line for value in values), default=line)
         try:
             value = convert(values)
         except ConversionProblem as problem:

@@ -50,8 +50,8 @@ class OptionUse:
 
     @property
     def value_line(self) -> int:
-        """Line on which the value itself was written."""
-        return next((value.line for value in self.values if value.line), self.line)
+        """Line on which the value itself was put together."""
+        return max((value.last_line for value in self.values), default=self.line)
 
 
 def unquoted(value: Traced) -> Traced:

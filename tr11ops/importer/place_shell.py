@@ -98,7 +98,7 @@ def _text(command: Command) -> str:
 
 def _other(builder: Builder, command: Command) -> None:
     words = [word.text for word in command.words]
-    shown = " ".join(words)
+    shown = " ".join(word.for_shell() for word in command.words[1:])
     if any("load_ratios_meg_ds_format" in word for word in words):
         why = "written anew at every job start, also by other jobs: write these files once, before the launch"
         builder.leave(command.name, shown, command.line, Reason.ELSEWHERE, why)

@@ -34,7 +34,9 @@ def place_training(builder: Builder, launch: Launch) -> None:
     if program and program != _PROGRAM:
         builder.leave(program, "", launch.line, Reason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it")
     uses: dict[str, OptionUse] = {}
-    for use in launch.options:
+    for use in sorted(
+        launch.options, key=lambda use: use.option == "--use-bnb-optimizer"
+    ):  # it goes before --optimizer
         uses[use.option] = use
         if use.option not in _TOGETHER:
             _place(builder, use)
@@ -84,7 +86,7 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
         if variant:
             builder.put("run.variant", variant, "--save", save.line, save.value_line)
         else:
-            why = f"its checkpoints lay in {saved} itself: give --set checkpoint.load={saved} to go on from there, or none"
+            why = "checkpoints lay in that folder itself: give --set checkpoint.load=FOLDER to go on from them, or none"
             builder.leave("--save", saved, save.line, Reason.DECISION, why, "checkpoint.load")
     if load is not None and loaded is not None:
         if loaded == saved or saved is None:

@@ -67,6 +67,11 @@ class Traced:
         """Line of the first character; 0 for nothing."""
         return self.marks[0] >> 1 if self.marks else 0
 
+    @property
+    def last_line(self) -> int:
+        """The greatest line of any character: where a value made of others was put together; 0 for nothing."""
+        return max(self.marks, default=0) >> 1
+
     def line_at(self, index: int) -> int:
         """Line of one character; of the last one beyond the end."""
         return self.marks[min(index, len(self.marks) - 1)] >> 1 if self.marks else 0

@@ -131,8 +131,8 @@ def _place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) ->
             "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"
         )
         return
-    parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-    each = checkpoint_bytes(parameters, card.precision)
+    count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
+    each = checkpoint_bytes(count.total, card.precision, card.optimizer, count.word_embedding)
     needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
     if isinstance(free, Unknown):
         yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")

@@ -88,7 +88,7 @@ class Crew:
         return values
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on rank 0; an empty list elsewhere. Raises CheckpointError when a rank is lost."""
+        """Every rank's value, by rank, on rank 0; elsewhere nothing. Raises CheckpointError when a rank is lost."""
         if self.alone:
             return [value]
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -135,6 +135,11 @@ def _guarded(collective: Callable[[], object]) -> None:
         collective()
     except RuntimeError as error:
         raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether it says that the ranks have lost each other, so that there is nothing to go on with."""
+    return isinstance(error.__cause__, RuntimeError)
 
 
 def one_line(error: BaseException) -> str:

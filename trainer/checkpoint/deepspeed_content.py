@@ -51,6 +51,22 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     clip_grad: float = 1.0
 
+    @classmethod
+    def of(cls, options: Sequence[Mapping[str, Any]]) -> OptimizerSettings:
+        """From the options of a checkpoint's parameter groups (`DeepSpeedSource.group_options`)."""
+        if not options:
+            return cls()
+        first, default = options[0], cls()
+        beta1, beta2 = first.get("betas", (default.beta1, default.beta2))
+        return cls(
+            learning_rate=float(first.get("lr", default.learning_rate)),
+            beta1=float(beta1),
+            beta2=float(beta2),
+            epsilon=float(first.get("eps", default.epsilon)),
+            weight_decay=max(float(option.get("weight_decay", 0.0)) for option in options),
+            clip_grad=float(first.get("clip_grad", default.clip_grad)),
+        )
+
 
 @dataclass(frozen=True)
 class StageParameter:

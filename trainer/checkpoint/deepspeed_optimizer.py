@@ -107,7 +107,7 @@ def _share(files: OpenFiles, name: str, data: int, model_rank: int, data_rank: i
     fragments, steps, options = [], set(), []
     for group, (mapping, partition) in enumerate(zip(mappings, states[_PARTITIONS], strict=True)):
         where, moments, option = _group_state(states.get(_BASE, {}), group)
-        options.append(option)
+        options.append({"clip_grad": states["clip_grad"], **option} if "clip_grad" in states else option)
         step = moments.get("step", option.get("step"))
         if step is not None:
             steps.add(int(step))

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import IO, cast
 
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
@@ -46,7 +47,7 @@ def _make(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
     recorder = _Recorder()
     with _without_crc32():
         # Uninitialised: of a large tensor no page is touched, since the recorder drops the content unread.
-        torch.save(torch.empty(shape, dtype=dtype), recorder)
+        torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], recorder))
     if size > _SMALL_BYTES:
         assert recorder.dropped == size, f"torch.save wrote {recorder.dropped} bytes for a tensor of {size}"
         return Envelope(recorder.before.getvalue(), recorder.after.getvalue())

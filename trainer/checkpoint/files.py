@@ -56,6 +56,11 @@ def copy_bytes(target: Tensor, source: Bytes) -> None:
         np.copyto(target.numpy(), source if isinstance(source, np.ndarray) else source.numpy())
 
 
+def view_of(block: Tensor) -> memoryview:
+    """The memory of a CPU tensor."""
+    return block.numpy().data
+
+
 class BlockFile:
     """A new file, written front to back in blocks that threads write and hash (SHA-256) beside the caller.
 
@@ -209,7 +214,7 @@ class DigestingWriter(io.RawIOBase):
 
     def _hand_over(self) -> None:
         assert self._current is not None
-        jobs = self._file.append(memoryview(self._current[: self._filled].numpy()))
+        jobs = self._file.append(view_of(self._current[: self._filled]))
         self._blocks.append((self._current, jobs))
         self._current, self._filled = None, 0
 
@@ -227,7 +232,7 @@ class DigestingWriter(io.RawIOBase):
         with self._remembering():
             try:
                 if self._current is not None and self._filled:
-                    last = memoryview(self._current[: self._filled].numpy())
+                    last = view_of(self._current[: self._filled])
                     (self._file.append if self._blocks else self._file.append_now)(last)
                 self._file.close()
             finally:

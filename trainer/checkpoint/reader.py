@@ -35,7 +35,7 @@ def open_checkpoint(place: Path) -> TensorSource:
     A folder without optimizer/ is a weights-only copy. Raises CheckpointError, naming the file, when it is not a
     checkpoint, not complete, or damaged as far as sizes and indexes tell (digests: `check_digests`).
     """
-    if is_deepspeed_layout(place):
+    if not (place / WEIGHTS).is_dir() and is_deepspeed_layout(place):
         return open_deepspeed_layout(place)
     return StoredCheckpoint(place)
 

@@ -134,17 +134,24 @@ def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[Pie
     return parts if save_optimizer else {WEIGHTS: parts[WEIGHTS]}
 
 
-def share_files(
+def _share_files(
     rank: int, step: int, parts: Mapping[str, list[Piece]], shares: Mapping[str, Share], extras: Extras
 ) -> dict[str, Iterable[Bytes]]:
     """All files that this rank writes, by their path in the checkpoint; tensors are read when a file's turn comes."""
-    files: dict[str, Iterable[Bytes]] = {}
-    for name, share in shares.items():
-        if share.placed:
-            files[f"{name}/{share.file}"] = share.contents(sharded_files.by_index(parts[name]))
-        if share.index is not None:
-            files[f"{name}/{INDEX_FILE}"] = [as_bytes(share.index)]
-    return {**files, **extra_files(rank, step, extras)}
+    large = {
+        f"{name}/{share.file}": share.contents(sharded_files.by_index(parts[name]))
+        for name, share in shares.items()
+        if share.placed
+    }
+    return {**large, **small_files(rank, step, shares, extras)}
+
+
+def small_files(rank: int, step: int, shares: Mapping[str, Share], extras: Extras) -> dict[str, list[Bytes]]:
+    """What this rank writes besides tensors, by path in the checkpoint; most of it is rank 0's: indexes and cursor."""
+    indexes = {
+        f"{name}/{INDEX_FILE}": [as_bytes(share.index)] for name, share in shares.items() if share.index is not None
+    }
+    return {**indexes, **extra_files(rank, step, extras)}
 
 
 def _write(
@@ -155,7 +162,7 @@ def _write(
     shares: Mapping[str, Share],
     extras: Extras,
 ) -> list[FileEntry]:
-    files = share_files(rank, step, parts, shares, extras)
+    files = _share_files(rank, step, parts, shares, extras)
     writers = write_files((partial / name, contents) for name, contents in files.items())
     return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
 

@@ -79,15 +79,15 @@ def _long_runs(symbols: Symbols, starts: Starts, least: int) -> list[tuple[int, 
     lengths = np.diff(np.append(at, len(symbols)))
     chosen = at[lengths >= least]
     documents = np.searchsorted(starts, chosen, side="right") - 1
-    return list(
-        zip(documents.tolist(), symbols[chosen].tolist(), lengths[lengths >= least].tolist(), strict=True)
-    )
+    return list(zip(documents.tolist(), symbols[chosen].tolist(), lengths[lengths >= least].tolist(), strict=True))
 
 
 def outside(symbols: Symbols, starts: Starts, size: int) -> list[tuple[int, int, int]]:
     """(document, first such symbol, how many) for each document with symbols that are not in 0 to `size` - 1."""
-    wrong = np.flatnonzero((symbols < 0) | (symbols >= size)) if symbols.dtype.kind == "i" else np.flatnonzero(
-        symbols >= size
+    wrong = (
+        np.flatnonzero((symbols < 0) | (symbols >= size))
+        if symbols.dtype.kind == "i"
+        else np.flatnonzero(symbols >= size)
     )
     if len(wrong) == 0:
         return []

@@ -51,6 +51,11 @@ class IndexedWriter:
         """Sequences written so far."""
         return self._sequences
 
+    @property
+    def document_count(self) -> int:
+        """Documents written so far."""
+        return sum(map(len, self._documents)) - 1
+
     def add_documents(self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
         """Append documents of one sequence each: all their tokens back to back in `dtype`, and each one's length."""
         self.add_sequences(tokens, lengths, np.arange(1, len(lengths) + 1, dtype=np.int64))

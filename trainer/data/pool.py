@@ -1,4 +1,4 @@
-"""Work on pieces of data in several processes, with the results in the order of the pieces and few of them in memory."""
+"""Work on pieces of data in several processes: results in the order of the pieces, few of them in memory."""
 
 from __future__ import annotations
 

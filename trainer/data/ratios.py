@@ -116,9 +116,7 @@ def sampling_probabilities(prefixes: Sequence[str], alpha: float) -> tuple[Ratio
         raise DataError(f"alpha {alpha} must be a number of at least 0; 0.3 to 1 is usual")
     tokens = [IndexedDataset(prefix).token_count for prefix in prefixes]
     powers = [(count / sum(tokens)) ** alpha for count in tokens]
-    return tuple(
-        Ratio(prefix, power / math.fsum(powers)) for prefix, power in zip(prefixes, powers, strict=True)
-    )
+    return tuple(Ratio(prefix, power / math.fsum(powers)) for prefix, power in zip(prefixes, powers, strict=True))
 
 
 def write_ratios(ratios: Sequence[Ratio], output: Path) -> None:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,30 +15,36 @@ from trainer.contract import write_json
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import bin_path, dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.data.lines import PIECE_BYTES, Piece, read_pieces, text_of
+from trainer.data.pool import map_in_order
+from trainer.data.sentences import split_sentences
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 
-# Pieces of this size keep the processes busy and the hand-over cheap; memory is pieces in flight times a few of these.
-PIECE_BYTES = 512 << 10
-PIECES_IN_FLIGHT = 3  # for each worker
 FAULTS_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class PreprocessRequest:
-    """What is to be tokenized, with what, and to where. The pair is `<output_prefix>_<json_key>_document`."""
+    """What is to be tokenized, with what, and to where.
+
+    The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences are split, it is
+    `..._sentence`, of one sequence for each sentence, and the texts are its documents.
+    """
 
     input: Path
-    tokenizer: Path
+    tokenizer: Path | TokenizerSpec
     output_prefix: str
     workers: int = 1
     append_eod: bool = True
     json_key: str = "text"
     skip_bad_lines: bool = False
+    sentences: bool = False
+    keep_newlines: bool = False  # at the ends of sentences
 
     @property
     def prefix(self) -> str:
         """Prefix of the pair that is written."""
-        return f"{self.output_prefix}_{self.json_key}_document"
+        return f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class PreprocessReport:
 
     prefix: str
     documents: int
+    sequences: int
     tokens: int
     input_bytes: int
     dtype: str
@@ -67,35 +67,35 @@ class PreprocessReport:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Whole lines of the input: the number of the first, their bytes."""
-
-    first_line: int
-    data: bytes
-
-
-@dataclass(frozen=True)
 class Encoded:
-    """A piece's documents: tokens back to back, length of each, and what was wrong with which lines."""
+    """A piece's sequences: tokens back to back, length of each, which of them end a document; and faulty lines."""
 
     tokens: bytes
     lengths: np.ndarray[Any, np.dtype[np.int32]]
+    document_ends: np.ndarray[Any, np.dtype[np.int64]]
     empty_texts: int
     faults: tuple[str, ...]
     input_bytes: int
 
 
-def read_pieces(stream: IO[bytes], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
-    """Cut a file of lines into pieces of whole lines of about `piece_bytes`; a longer line is a piece of its own."""
-    line = 1
-    while data := stream.read(piece_bytes):
-        if not data.endswith(b"\n"):
-            data += stream.readline()
-        yield Piece(line, data)
-        line += data.count(b"\n")
+@dataclass(frozen=True)
+class Encoder:
+    """What a process that tokenizes holds for its whole life."""
+
+    tokenizer: Tokenizer
+    json_key: str = "text"
+    append_eod: bool = True
+    sentences: bool = False
+    keep_newlines: bool = False
+
+    @classmethod
+    def of(cls, request: PreprocessRequest) -> Encoder:
+        """The encoder of a request. Raises DataError when the tokenizer cannot be loaded."""
+        tokenizer = load_tokenizer(request.tokenizer)
+        return cls(tokenizer, request.json_key, request.append_eod, request.sentences, request.keep_newlines)
 
 
-def encode_piece(tokenizer: Tokenizer, piece: Piece, json_key: str, append_eod: bool) -> Encoded:
+def encode_piece(encoder: Encoder, piece: Piece) -> Encoded:
     """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by number."""
     texts: list[str] = []
     faults: list[str] = []
@@ -104,7 +104,7 @@ def encode_piece(tokenizer: Tokenizer, piece: Piece, json_key: str, append_eod: 
         if not line.strip():
             continue
         try:
-            text = _text_of(line, json_key)
+            text = text_of(line, encoder.json_key)
         except ValueError as error:
             faults.append(f"line {number}: {error}")
             continue
@@ -112,39 +112,29 @@ def encode_piece(tokenizer: Tokenizer, piece: Piece, json_key: str, append_eod: 
             texts.append(text)
         else:
             empty += 1
-    dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
-    tail = [tokenizer.eod_id] if append_eod else []
-    ids = [np.array(encoded + tail, dtype=dtype) for encoded in tokenizer.encode_batch(texts)]
-    # A text that the tokenizer's normaliser empties is an empty text too.
-    kept = [tokens for tokens in ids if len(tokens) > len(tail)]
+    parts = [split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text] for text in texts]
+    ids = iter(encoder.tokenizer.encode_batch([part for text in parts for part in text]))
+    sequences: list[list[int]] = []
+    ends: list[int] = []
+    for sentences in parts:
+        # A text that the tokenizer's normaliser empties is an empty text too.
+        kept = [tokens for tokens in (next(ids) for _ in sentences) if tokens]
+        if not kept:
+            empty += 1
+            continue
+        if encoder.append_eod:
+            kept[-1] = [*kept[-1], encoder.tokenizer.eod_id]
+        sequences += kept
+        ends.append(len(sequences))
+    dtype = dtype_for_vocabulary(encoder.tokenizer.vocabulary_size)
     return Encoded(
-        tokens=np.concatenate(kept).tobytes() if kept else b"",
-        lengths=np.array([len(tokens) for tokens in kept], dtype=np.int32),
-        empty_texts=empty + len(ids) - len(kept),
+        tokens=np.concatenate([np.array(tokens, dtype=dtype) for tokens in sequences]).tobytes() if sequences else b"",
+        lengths=np.array([len(tokens) for tokens in sequences], dtype=np.int32),
+        document_ends=np.array(ends, dtype=np.int64),
+        empty_texts=empty,
         faults=tuple(faults),
         input_bytes=len(piece.data),
     )
-
-
-def _text_of(line: bytes, json_key: str) -> str:
-    try:
-        value = json.loads(line)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON {type(value).__name__}, expected an object")
-    if json_key not in value:
-        raise ValueError(f"no key {json_key!r} (it has {', '.join(map(repr, list(value)[:5])) or 'no keys'})")
-    text = value[json_key]
-    if not isinstance(text, str):
-        raise ValueError(f"{json_key!r} is a {type(text).__name__}, expected a string")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{json_key!r} holds half of a surrogate pair, which is no character") from None
-    return text
 
 
 def preprocess(
@@ -174,22 +164,33 @@ def preprocess(
         empty = bad = size = 0
         shown: list[str] = []
         with IndexedWriter(request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)) as writer:
-            for encoded in _encode_all(request, tokenizer, read_pieces(stream, piece_bytes)):
+            encoded_pieces = map_in_order(
+                encode_piece,
+                read_pieces(stream, piece_bytes),
+                set_up=Encoder.of,
+                arguments=(request,),
+                workers=request.workers,
+                doing=f"tokenizing {request.input}",
+            )
+            for encoded in encoded_pieces:
                 if encoded.faults and not request.skip_bad_lines:
                     raise DataError(
                         f"{request.input}, {encoded.faults[0]}; mend the line, or leave such lines out with"
                         " --skip-bad-lines"
                     )
-                writer.add_documents(encoded.tokens, encoded.lengths)
+                writer.add_sequences(encoded.tokens, encoded.lengths, encoded.document_ends)
                 empty += encoded.empty_texts
                 bad += len(encoded.faults)
                 size += encoded.input_bytes
                 shown += encoded.faults[: FAULTS_SHOWN - len(shown)]
-                on_progress(encoded.input_bytes, len(encoded.lengths), len(encoded.tokens) // writer.dtype.itemsize)
+                on_progress(
+                    encoded.input_bytes, len(encoded.document_ends), len(encoded.tokens) // writer.dtype.itemsize
+                )
     seconds = time.monotonic() - started
     report = PreprocessReport(
         prefix=request.prefix,
-        documents=writer.sequence_count,
+        documents=writer.document_count,
+        sequences=writer.sequence_count,
         tokens=writer.token_count,
         input_bytes=size,
         dtype=str(writer.dtype),
@@ -203,67 +204,6 @@ def preprocess(
     with explain_os_errors("writing", record_path(request.prefix)):
         write_json(record_path(request.prefix), {"request": described, "report": asdict(report)})
     return report
-
-
-def _encode_all(request: PreprocessRequest, tokenizer: Tokenizer, pieces: Iterator[Piece]) -> Iterator[Encoded]:
-    """All pieces encoded, in order; by this process when it is the only worker, else by others with few in flight."""
-    if request.workers == 1:
-        for piece in pieces:
-            yield encode_piece(tokenizer, piece, request.json_key, request.append_eod)
-        return
-    executor = ProcessPoolExecutor(
-        max_workers=request.workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(str(tokenizer.path), request.json_key, request.append_eod),
-    )
-    flying: deque[Future[Encoded]] = deque()
-    try:
-        for piece in pieces:
-            flying.append(executor.submit(_work, piece))
-            if len(flying) >= request.workers * PIECES_IN_FLIGHT:
-                yield flying.popleft().result()
-        while flying:
-            yield flying.popleft().result()
-    except BrokenProcessPool:
-        raise DataError(
-            f"a worker that tokenizes {request.input} was killed, most likely for want of memory; nothing was written:"
-            " run it again, with fewer --workers if memory is short"
-        ) from None
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
-
-
-@dataclass
-class _Worker:
-    """What a worker process holds for its whole life."""
-
-    tokenizer: Tokenizer
-    json_key: str
-    append_eod: bool
-
-
-_workers: list[_Worker] = []  # filled once in each worker process, which has no other place to keep it
-
-
-def _start_worker(tokenizer: str, json_key: str, append_eod: bool) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears the keyboard too, and ends its workers itself
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        # Workers of a killed parent would wait for work for ever.
-        threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    _workers.append(_Worker(load_tokenizer(tokenizer), json_key, append_eod))
-
-
-def _leave_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _work(piece: Piece) -> Encoded:
-    worker = _workers[0]
-    return encode_piece(worker.tokenizer, piece, worker.json_key, worker.append_eod)
 
 
 def record_path(prefix: Path | str) -> Path:
@@ -281,6 +221,8 @@ def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any
         "append_eod": request.append_eod,
         "json_key": request.json_key,
         "skip_bad_lines": request.skip_bad_lines,
+        "sentences": request.sentences,
+        "keep_newlines": request.keep_newlines,
     }
 
 

@@ -1,14 +1,16 @@
-"""Byte-level BPE tokenizers: training one, and the one way to load any `tokenizer.json`."""
+"""Tokenizers: training a byte-level BPE, and the one way to load any kind."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from trainer.contract import file_digest, write_atomically, write_json
 from trainer.data.errors import DataError, explain_os_errors
@@ -26,9 +28,10 @@ KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]"
 class Tokenizer:
     """A loaded tokenizer. `vocabulary_size` counts every id, special ones too; `eod_id` ends a document."""
 
-    def __init__(self, engine: Engine, path: Path, end_token: str, eod_id: int) -> None:
+    def __init__(self, engine: Engine, files: tuple[Path, ...], end_token: str, eod_id: int) -> None:
         self._engine = engine
-        self.path = path
+        self.path = files[0]
+        self._files = files
         # The highest id decides, not the count: a tokenizer may leave ids unused.
         self.vocabulary_size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
         self.end_token = end_token
@@ -48,16 +51,82 @@ class Tokenizer:
         return str(self._engine.decode(list(ids), skip_special_tokens=False))
 
     def digest(self) -> str:
-        """Digest of the tokenizer's file: what decides whether two tokenizations are the same."""
-        return file_digest(self.path)
+        """Digest of the tokenizer's files and settings: what decides whether two tokenizations are the same."""
+        if len(self._files) == 1 and self.path.name.endswith(".json"):
+            return file_digest(self.path)
+        parts = [*map(file_digest, self._files), str(self._engine.normalizer), str(self._engine.pre_tokenizer)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a folder with `tokenizer.json`, or in that file itself.
+TokenizerType = Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"]
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Which tokenizer, in the words of a run card.
+
+    `huggingface`: `path`, a folder with tokenizer.json or that file. `gpt2_bpe`: `vocabulary_file` (vocab.json) and
+    `merges_file` (merges.txt). `bert_wordpiece`, `bert_wordpiece_lower`: `vocabulary_file` (vocab.txt).
+    """
+
+    type: TokenizerType = "huggingface"
+    path: str | None = None
+    vocabulary_file: str | None = None
+    merges_file: str | None = None
+
+
+def load_tokenizer(what: str | Path | TokenizerSpec) -> Tokenizer:
+    """The tokenizer that a path (of the type `huggingface`) or a spec names.
 
     Raises DataError when it is absent, is not a tokenizer, or has no token that ends a document.
     """
-    file = Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
+    spec = what if isinstance(what, TokenizerSpec) else TokenizerSpec(path=str(what))
+    if spec.type == "huggingface":
+        return _load_huggingface(_given(spec.path, "a path", spec))
+    vocabulary = _given(spec.vocabulary_file, "a vocabulary file", spec)
+    if spec.type == "gpt2_bpe":
+        return _load_gpt2(vocabulary, _given(spec.merges_file, "a merges file", spec))
+    return _load_bert(vocabulary, lowercase=spec.type == "bert_wordpiece_lower")
+
+
+def _given(path: str | None, what: str, spec: TokenizerSpec) -> Path:
+    if path is None:
+        raise DataError(f"a tokenizer of type {spec.type} needs {what}; name it")
+    return Path(path)
+
+
+def _load_gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
+    """Byte-level BPE from OpenAI's two files. A text that spells out a special token does not become one."""
+    engine = _read((vocabulary, merges), lambda: Engine(models.BPE.from_file(str(vocabulary), str(merges))))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return Tokenizer(engine, (vocabulary, merges), *_end_token(engine, vocabulary))
+
+
+def _load_bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
+    """WordPiece from a list of pieces, one a line; a document ends with [SEP]."""
+    engine = _read((vocabulary,), lambda: Engine(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]")))
+    if engine.token_to_id("[UNK]") is None:
+        raise DataError(f"{vocabulary} has no [UNK], so it is not a vocabulary of WordPiece; name another file")
+    engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece()
+    return Tokenizer(engine, (vocabulary,), *_end_token(engine, vocabulary))
+
+
+def _read(files: tuple[Path, ...], load: Callable[[], Engine]) -> Engine:
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file} does not exist; give the path of the tokenizer's file")
+    try:
+        return load()
+    except Exception as error:  # the library raises bare Exception for everything
+        names = " and ".join(map(str, files))
+        raise DataError(f"{names} cannot be read as a tokenizer: {_one_line(error)}; copy it again") from error
+
+
+def _load_huggingface(path: Path) -> Tokenizer:
+    file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"{file} does not exist; train a tokenizer with `tr11 data tokenizer` or give another path")
     try:
@@ -66,7 +135,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise DataError(f"{file} is not a tokenizer: {_one_line(error)}; train it again or copy it again") from error
     engine.no_padding()
     engine.no_truncation()
-    return Tokenizer(engine, file, *_end_token(engine, file))
+    return Tokenizer(engine, (file,), *_end_token(engine, file))
 
 
 def _end_token(engine: Engine, file: Path) -> tuple[str, int]:

@@ -53,11 +53,22 @@ class _Counter:
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    """The first finding of each kind, with the number of those that follow."""
+    """The first finding of each kind, with the number of those that follow.
+
+    Where copies inside one state were found unequal first, it also tells what the next comparison of two states shows.
+    """
     by_kind: dict[FaultKind, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
-    return [replace(group[0], later=len(group) - 1) for group in by_kind.values()]
+    merged = []
+    for first, *later in by_kind.values():
+        told = next((finding for finding in later if len(first.between) == 1 and len(finding.between) == 2), None)
+        detail = first.detail
+        if told is not None:
+            head = f"later, in {' against '.join(told.between)}, {told.names[0]} differs on {told.place}:"
+            detail = (*detail, " ".join([head, "; ".join(told.detail)]))
+        merged.append(replace(first, detail=detail, later=len(later)))
+    return merged
 
 
 def _remarks(a: Snapshot, b: Snapshot) -> list[str]:
@@ -124,7 +135,7 @@ def _detail(
     else:
         lines = [f"its copies on the {among} agree in A and differ from each other in B"]
     constant = _constant(b, first)
-    if constant is not None and _constant(a, first) != constant:
+    if kind == "tied-copy" and in_b and constant is not None and _constant(a, first) != constant:
         lines.append(f"in B this copy is {constant:g} throughout, as at the start: nothing saves and restores it")
     return lines
 

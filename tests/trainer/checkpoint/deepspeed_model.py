@@ -164,9 +164,7 @@ def build(shape: Shape, bf16: bool, weight_decay: float = 0.1) -> Any:
         *(LayerSpec(ParallelTransformerLayerPipe, part, number) for number in range(LAYERS)),
         transpose,
         LayerSpec(nn.LayerNorm, HIDDEN),
-        TiedLayerSpec(
-            tied["key"], tied["typename"], part, forward_fn=head, tied_weight_attr=tied["tied_weight_attr"]
-        ),
+        TiedLayerSpec(tied["key"], tied["typename"], part, forward_fn=head, tied_weight_attr=tied["tied_weight_attr"]),
         lambda logits: logits.float(),
     ]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -192,9 +190,7 @@ def build(shape: Shape, bf16: bool, weight_decay: float = 0.1) -> Any:
         }
         if bf16:
             config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-        engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=config, dist_init_required=False
-        )
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
@@ -212,17 +208,25 @@ def train(engine: Any, shape: Shape, step: int) -> float:
 
 
 def held(engine: Any) -> dict[str, dict[str, Tensor]]:
-    """What DeepSpeed says this rank's parameters are: module's name -> kind -> tensor of the local shape."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    """What the engine has in memory: module's name -> kind -> tensor of this tensor rank's shape.
 
+    The fp32 masters and moments are those of the optimizer itself, summed over data ranks, each of which has a run.
+    """
+    optimizer = engine.optimizer.optimizer
     found = {}
     for name, parameter in engine.module.named_parameters():
-        found[name] = {
-            "weight": parameter.detach().clone(),
-            "fp32": safe_get_full_fp32_param(parameter).clone(),
-            "exp_avg": safe_get_full_optimizer_state(parameter, "exp_avg").view_as(parameter).clone(),
-            "exp_avg_sq": safe_get_full_optimizer_state(parameter, "exp_avg_sq").view_as(parameter).clone(),
-        }
+        kinds = {"weight": parameter.detach().clone()}
+        mapping = parameter._hp_mapping
+        for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+            whole = torch.zeros(parameter.numel())
+            if mapping is not None:
+                partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
+                flat = partition.detach() if kind == "fp32" else optimizer.state[partition][kind]
+                where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
+                whole.narrow(0, address.start, address.numel).copy_(flat.narrow(0, where.start, where.numel))
+            dist.all_reduce(whole, group=parameter._dp_group)
+            kinds[kind] = whole.view_as(parameter)
+        found[name] = kinds
     return found
 
 
@@ -258,3 +262,51 @@ def load(engine: Any, folder: Path) -> dict[str, Any]:
         path, client = engine.load_checkpoint(str(folder))
     assert path is not None
     return dict(client)
+
+
+_BLOCK = {
+    "input_layernorm": "input_norm",
+    "self_attention.query_key_value": "attention.query_key_value",
+    "self_attention.dense": "attention.dense",
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.dense_h_to_4h": "mlp.up",
+    "mlp.dense_4h_to_h": "mlp.down",
+}
+_COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
+_WHOLE = ("layernorm", "norm.", "self_attention.dense.bias", "mlp.dense_4h_to_h.bias")
+
+
+def logical_name(module_name: str) -> str:
+    """Our name for a parameter of this pipeline module."""
+    if module_name.startswith("tied_modules.embed."):
+        inner = module_name.removeprefix("tied_modules.embed.word_embeddings.")
+        return "embedding.word.weight" if inner == "weight" else f"embedding.{inner}"
+    position, _, inner = module_name.partition(".")
+    if int(position) == LAYERS + 4:
+        return f"final_norm.{inner}"
+    stem, _, kind = inner.rpartition(".")
+    return f"blocks.{int(position) - 3}.{_BLOCK[stem]}.{kind}"
+
+
+def join(module_name: str, parts: list[Tensor]) -> Tensor:
+    """The whole tensor of the tensor ranks' parts, by the original converters' rule."""
+    if module_name.endswith(_COLUMNS):
+        return torch.cat(parts, dim=1)
+    if any(word in module_name for word in _WHOLE) or module_name.startswith(f"{LAYERS + 4}."):
+        return parts[0]
+    return torch.cat(parts, dim=0)
+
+
+def whole(ranks: list[dict[str, dict[str, Tensor]]], shape: Shape) -> dict[str, Tensor]:
+    """All ranks' `held` as whole tensors: our NAME/KIND -> tensor. Copies on later stages must train in step."""
+    found: dict[str, Tensor] = {}
+    for stage in range(shape.pipeline):
+        first = stage * shape.data * shape.tensor
+        for name in ranks[first]:
+            for kind in ranks[first][name]:
+                value = join(name, [ranks[first + part][name][kind] for part in range(shape.tensor)])
+                key = f"{logical_name(name)}/{kind}"
+                if key in found and key.startswith("embedding.word.weight"):
+                    assert torch.equal(found[key], value), key
+                found.setdefault(key, value)
+    return found

@@ -25,7 +25,7 @@ from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, Tensor
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract import Manifest, manifest_faults, read_latest
 
-MODEL, SHAPE, STEP = Model(), Shape(tensor=2, pipeline=2, data=2), 30
+MODEL, SHAPE, STEP = Model(), Shape(tensor=2, data=2), 30
 FACTS = {"model.layers": MODEL.layers}
 EXTRAS = Extras({"iteration": STEP, "consumed_samples": 240, "consumed_tokens": 1920})
 
@@ -37,7 +37,7 @@ def save_rank(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that eight ranks saved; not to be changed."""
+    """A checkpoint that four ranks saved; not to be changed."""
     folder = tmp_path_factory.mktemp("saved")
     world.run(SHAPE.world, save_rank, folder)
     return folder / f"global_step{STEP}"
@@ -75,7 +75,7 @@ def check_equal(source: TensorSource) -> None:
 
 
 # ----------------------------------------------------------------------------- reading
-def test_reads_what_eight_ranks_saved(saved: Path) -> None:
+def test_reads_what_four_ranks_saved(saved: Path) -> None:
     source = open_checkpoint(saved)
     check_equal(source)
     facts = source.facts
@@ -272,7 +272,7 @@ def test_a_rewritten_checkpoint_is_the_same(saved: Path, tmp_path: Path, monkeyp
     dcp.load(theirs, checkpoint_id=place / "weights", no_dist=True)
     assert torch.equal(theirs[name], value)
 
-    for shape in (Shape(), Shape(tensor=2, data=2)):
+    for shape in (Shape(), Shape(pipeline=2)):
         for different, steps, no_rng, remarks in world.run(shape.world, load_rank, tmp_path / "new", shape):
             assert (different, steps, no_rng) == ([], 1000 + STEP, True)
             assert "derived anew" in remarks[0]

@@ -5,6 +5,7 @@ Every fault goes into the engine, the load or the loop where the historical one 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
@@ -26,9 +27,8 @@ from trainer.engine import Engine
 from trainer.mesh import Mesh
 from trainer.model import gpt
 from trainer.model.layers import LayerNorm, VocabularyParallelEmbedding
-from trainer.model.random import seed_step
 
-SIZE = 16
+SIZE = 8
 SAVED = 4
 LAST = 5
 NORM = "embedding.word.norm"
@@ -67,6 +67,13 @@ def everything_decays(named: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
 
 
+def leave_out(engine: Engine, parameters: set[int]) -> None:
+    """Keep the gradients of these parameters from being summed over stages and tensor ranks."""
+    module = engine._pipeline.module
+    every = module.get_tied_weights_and_groups
+    module.get_tied_weights_and_groups = lambda: [pair for pair in every() if id(pair[0]) not in parameters]
+
+
 @contextmanager
 def unused_norm() -> Iterator[None]:
     kept = gpt.VocabularyParallelEmbedding, engine_module.parameter_groups
@@ -80,6 +87,14 @@ def unused_norm() -> Iterator[None]:
 
 class FirstStageSaves(Engine):
     """Only the first stage writes the tied module's LayerNorm, and only there it is read back."""
+
+    @classmethod
+    def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
+        engine = super().build(config, mesh, for_training)
+        if not mesh.is_first_stage:  # it never gets a gradient there, so there is nothing to sum over tensor ranks
+            unused = {id(item) for name, item in engine.named_parameters() if name.startswith(NORM)}
+            leave_out(engine, unused)
+        return engine
 
     def sharded_state(self) -> ShardedState:
         state = super().sharded_state()
@@ -99,10 +114,7 @@ class UnreducedHead(Engine):
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
         engine = super().build(config, mesh, for_training)
-        module = engine._pipeline.module
-        tied = {id(weight) for weight, _ in type(module).__mro__[1].get_tied_weights_and_groups(module)}
-        every = module.get_tied_weights_and_groups
-        module.get_tied_weights_and_groups = lambda: [pair for pair in every() if id(pair[0]) not in tied]
+        leave_out(engine, {id(item) for name, item in engine.named_parameters() if name == gpt.TIED_NAME})
         return engine
 
 
@@ -111,17 +123,13 @@ class UnclippedDuplicate(Engine):
     """Tensor ranks other than the first make a larger update of one LayerNorm, as without clipping."""
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
-        before = {name: item.detach().clone() for name, item in self.named_parameters() if name == DUPLICATE}
+        masters = [item.tensors["fp32"] for item in self.sharded_state().fragments if item.name == DUPLICATE]
+        before = [master.clone() for master in masters]
         result = super().train_step(*arguments, **options)
         if self.mesh.tensor_rank > 0:
-            for name, kept in before.items():
-                parameter: nn.Parameter = dict(self.named_parameters())[name]
-                with torch.no_grad():
-                    parameter += 0.25 * (parameter - kept)
-                for fragment in self.sharded_state().fragments:
-                    if fragment.name == name:
-                        run = parameter.detach().flatten()[fragment.start : fragment.start + fragment.numel]
-                        fragment.tensors["fp32"].copy_(run)
+            for master, kept in zip(masters, before, strict=True):
+                master += 3.0 * (master - kept)
+            self._pipeline.optimizer.update_lp_params()
         return result
 
 
@@ -173,15 +181,9 @@ def card(pipeline: int, tensor: int, dtype: str, form: str) -> TrainerConfig:
     return config.model_copy(update={"debug": debug, "optimizer": optimizer})
 
 
-def restarted(config: TrainerConfig, folder: Path, name: str, only_load: bool = False) -> None:
+def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
     """Train, save at SAVED, go on to LAST (dumps in FOLDER/NAME/a); load, train LAST again (dumps in FOLDER/NAME/b)."""
-    mesh = Mesh.create(config.parallel, CPU)
-    if only_load:
-        second_attempt(config, mesh, folder, folder / "b-other", FAULTS[name])
-        return
-    fault = FAULTS[name]
-    place = folder / name
-    seed_step(config.run.seed, 0, mesh)
+    mesh, fault, place = Mesh.create(config.parallel, CPU), FAULTS[name], folder / name
     with fault.around():
         engine = fault.engine.build(config, mesh)
     run = Run(engine, config, mesh, DebugDumps(config.debug, mesh, place / "a"), replace(fault, shift=0, rate=1.0))
@@ -189,10 +191,16 @@ def restarted(config: TrainerConfig, folder: Path, name: str, only_load: bool = 
         run.step(step)
     state = engine.sharded_state()
     run.dumps.on_save(SAVED, engine.named_parameters(), run.facts(SAVED))
-    cursor = {"iteration": SAVED, "consumed_samples": SAVED * SIZE, "consumed_tokens": SAVED * SIZE * 16}
+    length = config.model.sequence_length
+    cursor = {"iteration": SAVED, "consumed_samples": SAVED * SIZE, "consumed_tokens": SAVED * SIZE * length}
     store.save(place, SAVED, state, Extras(cursor, randomness.capture()), CheckpointInfo(mesh.degrees(), {}))
     run.step(LAST)
     second_attempt(config, mesh, place, place / "b", fault)
+
+
+def resumed(config: TrainerConfig, place: Path, dumps: Path) -> None:
+    """Load the sound checkpoint in `place` on this rank's grid and train step LAST, dumping into `dumps`."""
+    second_attempt(config, Mesh.create(config.parallel, CPU), place, dumps, FAULTS["none"])
 
 
 def second_attempt(config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, fault: Fault) -> None:
@@ -211,12 +219,11 @@ def second_attempt(config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, 
     run.step(LAST)
 
 
-def all_faults(configs: dict[str, TrainerConfig], folder: Path, names: list[str]) -> list[str]:
-    """Seed them one after another on this rank's grid; a form of dump each."""
-    for form, config in configs.items():
-        for name in names:
-            restarted(config, folder / form, name)
-    return sorted(names)
+def all_faults(config: TrainerConfig, folder: Path, names: list[str]) -> None:
+    """Seed them one after another on this rank's grid, each in a folder of its name."""
+    gc.freeze()  # DeepSpeed collects garbage several times as it builds; nothing of what was imported is garbage
+    for name in names:
+        restarted(config, folder, name)
 
 
 def tensor_of(path: Path, name: str) -> Tensor:

@@ -62,9 +62,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             max_shard_bytes=options.max_shard_size,
             tokenizer=tokenizer,
             card_facts=facts_of_card(card) if card else None,
-            extra={"seq_length": card.model.sequence_length, "initializer_range": card.model.init_std}
-            if card
-            else None,
+            extra=extra,
         )
     except CheckpointError as error:
         raise CheckpointError(f"{place} was not exported: {error}") from None
@@ -96,8 +94,16 @@ def describe(result: dict[str, Any]) -> str:
     files = f"{result['shards']} file{'' if result['shards'] == 1 else 's'}"
     return (
         f"{result['folder']}: step {result['step']}, {result['parameters']:,} parameters in {result['dtype']}, "
-        f"{result['tensor_bytes'] / 1e9:.2f} GB in {files}"
+        f"{shown_bytes(result['tensor_bytes'])} in {files}"
     )
+
+
+def shown_bytes(count: int) -> str:
+    """Bytes in the decimal unit that suits them: 352.5 GB."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def read_card(path: Path | None) -> TrainerConfig | None:

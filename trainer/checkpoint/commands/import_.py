@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.commands.export import read_card
+from trainer.checkpoint.commands.export import read_card, shown_bytes
 from trainer.checkpoint.huggingface_import import HuggingFaceModel
 from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
@@ -17,6 +17,7 @@ from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.config import TrainerConfig
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.data.progress import progress_bar
+from trainer.progress import Progress
 
 HELP = "make the first checkpoint of a run from a Hugging Face BLOOM folder"
 STEP = 0
@@ -30,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
-    from trainer.progress import Progress, read_card_hash  # here, because it loads DeepSpeed
+    from trainer.resume import read_card_hash  # here, because it loads DeepSpeed
 
     card = read_card(options.card)
     assert card is not None
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def describe(result: dict[str, Any]) -> str:
     return (
         f"{result['checkpoint']}: {result['parameters']:,} parameters in {result['dtype']}, "
-        f"{result['bytes'] / 1e9:.2f} GB with the optimizer's masters and empty moments; a launch of the run starts "
+        f"{shown_bytes(result['bytes'])} with the optimizer's masters and empty moments; a launch of the run starts "
         "from it"
     )
 

@@ -1,0 +1,171 @@
+"""Files of groups from ratios: the exact bytes, whole at any moment, and readable by the parser; shares by size."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from data_helpers import ROOT, run_data, write_pair
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.errors import DataError
+from trainer.data.groups import parse_groups, read_groups_file
+from trainer.data.ratios import (
+    Ratio,
+    groups_line,
+    read_ratios,
+    sampling_probabilities,
+    sum_warning,
+    write_groups,
+    write_ratios,
+)
+
+ENTRIES = [
+    {"dataset_path": "/data/ar/tok_ar_text_document", "ratio": 0.25},
+    {"dataset_path": "/data/fr/tok_fr_text_document", "ratio": 0.7499998309128709},
+    {"dataset_path": "/data/indic-as/tok_as_text_document", "ratio": 1.6908712906621913e-07},
+]
+
+
+def ratios_file(folder: Path, entries: object) -> Path:
+    (folder / "ratios.json").write_text(json.dumps(entries))
+    return folder / "ratios.json"
+
+
+def test_the_training_line_byte_for_byte(tmp_path: Path) -> None:
+    assert write_groups(read_ratios(ratios_file(tmp_path, ENTRIES)), "train", tmp_path / "out.txt") is True
+    assert (tmp_path / "out.txt").read_bytes() == (
+        b'"train: 0.25 0:0.950 /data/ar/tok_ar_text_document, '
+        b"0.7499998309128709 0:0.950 /data/fr/tok_fr_text_document, "
+        b'1.6908712906621913e-07 0:0.950 /data/indic-as/tok_as_text_document"\n'
+    )
+
+
+def test_the_validation_line_byte_for_byte(tmp_path: Path) -> None:
+    write_groups(read_ratios(ratios_file(tmp_path, ENTRIES)), "valid", tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_bytes() == (
+        b'"valid: 0.25 0.950:1.0 /data/ar/tok_ar_text_document, '
+        b"0.7499998309128709 0.950:1.0 /data/fr/tok_fr_text_document, "
+        b'1.6908712906621913e-07 0.950:1.0 /data/indic-as/tok_as_text_document" '
+        b'"valid_ar: 1 0.950:1.0 /data/ar/tok_ar_text_document" '
+        b'"valid_fr: 1 0.950:1.0 /data/fr/tok_fr_text_document" '
+        b'"valid_indic-as: 1 0.950:1.0 /data/indic-as/tok_as_text_document"\n'
+    )
+    assert len(read_groups_file(tmp_path / "out.txt")) == 4
+
+
+@given(values=st.lists(st.floats(1e-12, 1.0), min_size=1, max_size=28))
+def test_what_is_written_is_read_with_every_digit(values: list[float]) -> None:
+    ratios = [Ratio(f"/d/l{n}/p", value) for n, value in enumerate(values)]
+    for split in ("train", "valid"):
+        groups = parse_groups(groups_line(ratios, split)[1:-2].split('" "'))
+        assert [member.weight for member in groups[0].members] == values
+        assert len(groups) == (1 if split == "train" else 1 + len(values))
+
+
+def test_an_equal_file_is_left_alone(tmp_path: Path) -> None:
+    ratios = read_ratios(ratios_file(tmp_path, ENTRIES))
+    write_groups(ratios, "train", tmp_path / "out.txt")
+    before = (tmp_path / "out.txt").stat()
+    assert write_groups(ratios, "train", tmp_path / "out.txt") is False
+    after = (tmp_path / "out.txt").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_many_writers_at_once_and_a_reader_that_never_sees_a_part(tmp_path: Path) -> None:
+    """Two trainings of different ratios write one file: it is one's or the other's at every moment."""
+    kinds = [[Ratio(f"/d/l{n}/{name * 50}", 1 / 400) for n in range(400)] for name in "ab"]
+    expected = {groups_line(ratios, "valid") for ratios in kinds}
+    output = tmp_path / "out.txt"
+    write_groups(kinds[0], "valid", output)
+    stop = threading.Event()
+
+    def write(ratios: list[Ratio]) -> None:
+        while not stop.is_set():
+            write_groups(ratios, "valid", output)
+
+    threads = [threading.Thread(target=write, args=(ratios,)) for ratios in (*kinds, *kinds)]
+    for thread in threads:
+        thread.start()
+    seen = {output.read_text() for _ in range(300)}
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert seen <= expected and [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([], "at least one entry"),
+        ({"a": 1}, "must hold a list"),
+        ([{"ratio": 1}], "entry 1 is not of the form"),
+        ([*ENTRIES, {"dataset_path": "/a/b", "ratio": "x"}], "entry 4: ratio 'x' of /a/b is not a number above 0"),
+        ([{"dataset_path": "/a/b", "ratio": 0}], "not a number above 0"),
+        ([{"dataset_path": "/a/b", "ratio": True}], "not a number above 0"),
+        ([{"dataset_path": "/a/my data", "ratio": 1}], "holds a space"),
+        ([{"dataset_path": "", "ratio": 1}], "is not a path"),
+    ],
+)
+def test_faulty_ratios_are_named(tmp_path: Path, entries: object, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        read_ratios(ratios_file(tmp_path, entries))
+    assert "\n" not in str(caught.value)
+
+
+def test_sums_are_checked(tmp_path: Path) -> None:
+    assert sum_warning([Ratio("/a/b", 1.0000000000125007)]) is None
+    assert "2 ratios sum to 0.75, not to 1" in str(sum_warning([Ratio("/a/b", 0.5), Ratio("/c/d", 0.25)]))
+    with pytest.raises(DataError, match="group valid_ar is given 2 times"):
+        groups_line([Ratio("/data/ar/one", 0.5), Ratio("/data/ar/two", 0.5)], "valid")
+    with pytest.raises(DataError, match="has no folder"):
+        groups_line([Ratio("one", 1.0)], "valid")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    ratios = ratios_file(tmp_path, ENTRIES[:2])
+    words = ["ratios", "--dataset-ratios-path", ratios, "--output", tmp_path / "out.txt", "--split"]
+    done = run_data(*words, "valid", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["groups"] == 3
+    assert "WARNING" not in done.stderr
+    ratios_file(tmp_path, ENTRIES[:1])
+    done = run_data(*words, "train")
+    assert done.returncode == 0 and "the 1 ratios sum to 0.25, not to 1" in done.stderr
+    before = (tmp_path / "out.txt").read_bytes()
+    done = run_data(*words, "test")
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 2
+    assert "split 'test' has no part of the data" in done.stderr and (tmp_path / "out.txt").read_bytes() == before
+
+
+def test_two_commands_at_once(tmp_path: Path) -> None:
+    words = ["ratios", "--dataset-ratios-path", ratios_file(tmp_path, ENTRIES), "--split", "train", "--output"]
+    command = [sys.executable, "-m", "trainer.data", *map(str, words), str(tmp_path / "out.txt")]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in "ab"]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert read_groups_file(tmp_path / "out.txt")[0].name == "train"
+
+
+def test_shares_by_size(tmp_path: Path) -> None:
+    sizes = {"en": 4000, "fr": 1000, "ar": 10}
+    prefixes = [str(write_pair(tmp_path / name / "p", [[1] * count])) for name, count in sizes.items()]
+    same = sampling_probabilities(prefixes, 1.0)
+    assert [entry.ratio for entry in same] == pytest.approx([4000 / 5010, 1000 / 5010, 10 / 5010])
+    assert [entry.ratio for entry in sampling_probabilities(prefixes, 0.0)] == pytest.approx([1 / 3] * 3)
+    lifted = sampling_probabilities(prefixes, 0.3)
+    powers = [count**0.3 for count in sizes.values()]
+    assert [entry.ratio for entry in lifted] == pytest.approx([power / sum(powers) for power in powers])
+    assert math.fsum(entry.ratio for entry in lifted) == pytest.approx(1.0)
+    write_ratios(lifted, tmp_path / "ratios.json")
+    assert read_ratios(tmp_path / "ratios.json") == lifted
+    with pytest.raises(DataError, match="alpha -1"):
+        sampling_probabilities(prefixes, -1)
+    done = run_data("probabilities", "--alpha", "0.3", *prefixes, "--json")
+    assert [entry["ratio"] for entry in json.loads(done.stdout)["ratios"]] == [entry.ratio for entry in lifted]
+    done = run_data("probabilities", "--alpha", "0.3", *prefixes)
+    assert done.stdout.splitlines()[2].split()[1] == prefixes[2]

@@ -1,0 +1,115 @@
+"""`tr11 eval`: the loss of a checkpoint on given data, on this machine, on any topology."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tr11ops.cli.checkpoints import resolve_step
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, card_path, read_card
+from trainer.contract import read_json
+
+SCHEMA = 1
+
+
+def evaluate(
+    *,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="STEP", help="A step's number, `latest`, or the path of its folder.")
+    ] = "latest",
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="NAME", help="valid, test, train, or a group of the card.")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, metavar="N", help="Windows to evaluate; default: the card's, or the file's."),
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option("--tokens", metavar="FILE", help=".npy with integers [windows, sequence + 1].")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, metavar="N", help="Processes; default: tensor x pipeline.")
+    ] = None,
+    run: RunOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Mean loss (nats per token) of a checkpoint, and with --json the loss of every window.
+
+    Weights alone are loaded: no optimizer, any tensor x pipeline x data shape, whatever shape wrote the checkpoint.
+
+    [bold]Examples[/bold]
+
+      tr11 eval --split valid --samples 256
+
+      tr11 eval --checkpoint 94000 --tokens windows.npy --set parallel.tensor=2 --set parallel.pipeline=1 --json
+    """
+    if (split is None) == (tokens is None):
+        raise Refusal("give one of --split NAME and --tokens FILE", exit_code=2)
+    if tokens is not None and not tokens.is_file():
+        raise Refusal(f"{tokens} is not a file", exit_code=2)
+    from tr11ops.runcard import resolved
+
+    count = workers or _workers_of(run, overrides)
+    here = [f"slurm.workers_per_node={count}", "slurm.nodes=1", "slurm.gpus_per_node=0"]
+    card = read_card(run, [*(overrides or []), *here])
+    place = resolve_step(card, checkpoint)
+    with tempfile.TemporaryDirectory(prefix="tr11-eval-") as folder:
+        resolved_card, output = Path(folder) / "card.json", Path(folder) / "result.json"
+        resolved_card.write_text(json.dumps(resolved(card)), encoding="utf-8")
+        command = [
+            *(sys.executable, "-m", "trainer.launcher", "--standalone", f"--nproc-per-node={count}"),
+            *("-m", "trainer.evaluate", str(resolved_card), "--checkpoint", str(place), "--output", str(output)),
+            *(["--split", split] if split is not None else []),
+            *(["--tokens", str(tokens.absolute())] if tokens is not None else []),
+            *(["--samples", str(samples)] if samples is not None else []),
+        ]
+        _run(command)
+        found = read_json(output)
+    if found is None:
+        raise Refusal("the evaluation ended without a result; what the workers said is above")
+    if "refused" in found:
+        raise Refusal(f"refused: {found['refused']}", exit_code=2)
+    print(json.dumps({"schema": SCHEMA, **found}) if as_json else _sentence(found))
+
+
+def _workers_of(run: str | None, overrides: list[str] | None) -> int:
+    """Tensor x pipeline of the card, before it is known whether the card fits this machine."""
+    from tr11ops.runcard import RunCard
+    from tr11ops.runcard_load import apply_overrides, read_tables
+
+    tables, _ = apply_overrides(read_tables(card_path(run)), overrides or (), RunCard)
+    parallel = tables.get("parallel", {})
+    degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")] if isinstance(parallel, dict) else [1, 1]
+    if not all(type(degree) is int and degree > 0 for degree in degrees):
+        return 1  # the card's own check says what is wrong
+    return int(degrees[0] * degrees[1])
+
+
+def _run(command: list[str]) -> None:
+    """Run the workers with this process's terminal; their words go to stderr."""
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    child = subprocess.Popen(command, stdout=sys.stderr.fileno(), env=environment)
+    while True:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            continue  # the children got it too
+        break
+    if code:
+        raise Refusal("the evaluation failed; what the workers said is above")
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    shape = " x ".join(f"{name} {degree}" for name, degree in sorted(found["topology"].items(), reverse=True))
+    return (
+        f"step {found['step']} on {found['source']}: loss {found['loss']:.6f}, perplexity {found['perplexity']:.4f} "
+        f"({found['windows']} windows, {found['tokens']:,} tokens, {shape}, {found['seconds']:.1f} s)"
+    )

@@ -1,0 +1,136 @@
+"""Keys that follow from others: what the old trainer assumed when nothing was said, and what need not be said here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tr11ops.importer.builder import Builder
+from tr11ops.importer.results import Reason
+from tr11ops.runcard_checks import advised_exit_minutes
+from tr11ops.slurm_syntax import parse_time_limit
+
+_GPT2_ENTRIES = 50_257
+
+# The old trainer's default where tr11's is another: key, value, option, and the key without which it says nothing.
+_DEFAULTS: tuple[tuple[str, Any, str, str], ...] = (
+    ("model.position_embedding", "absolute", "--position-embedding-type", ""),
+    ("parallel.partition", "type:transformer", "--pp-partition-method", ""),
+    ("schedule.decay_style", "linear", "--lr-decay-style", ""),
+    ("evaluation.interval", 1000, "--eval-interval", ""),
+    ("evaluation.iterations", 100, "--eval-iters", ""),
+    ("logging.interval", 100, "--log-interval", ""),
+    ("logging.tensorboard", False, "--tensorboard-dir", ""),
+    ("precision.dtype", "fp32", "--bf16 or --fp16", ""),
+    ("data.split", "969,30,1", "--split", "data.prefixes"),
+)
+_WITH_TENSORBOARD: tuple[tuple[str, Any, str], ...] = (
+    ("logging.tensorboard_queue", 1000, "--tensorboard-queue-size"),
+    ("logging.tensorboard_batch_size", False, "--log-batch-size-to-tensorboard"),
+    ("logging.tensorboard_validation_perplexity", False, "--log-validation-ppl-to-tensorboard"),
+)
+
+
+def complete(builder: Builder) -> None:
+    """Fill in and take out. Run once, after everything was placed."""
+    for key, value, option, needed in _DEFAULTS:
+        if key not in builder.placed and (not needed or needed in builder.placed):
+            _default(builder, key, value, option)
+    if builder.value("logging.tensorboard") is True:
+        for key, value, option in _WITH_TENSORBOARD:
+            if key not in builder.placed:
+                _default(builder, key, value, option)
+    _redundant(builder)
+    _run_name(builder)
+    _batch(builder)
+    _vocabulary(builder)
+
+
+def data_parallel(builder: Builder) -> int:
+    """The data-parallel degree that the placed keys give; 0 where they give none."""
+    workers = builder.integer("slurm.workers_per_node") or builder.integer("slurm.gpus_per_node")
+    shape = builder.integer("parallel.tensor", 1) * builder.integer("parallel.pipeline", 1)
+    world = builder.integer("slurm.nodes") * workers
+    return world // shape if shape > 0 and world % shape == 0 else 0
+
+
+def mend(builder: Builder) -> None:
+    """Change values that would be refused, or would lose work, where there is one plain right value."""
+    minutes = builder.number("run.exit_duration_minutes")
+    limit = time_limit(builder)
+    if minutes is not None and limit and minutes * 60 >= limit:
+        advised = advised_exit_minutes(limit)
+        value = int(advised) if advised.is_integer() else advised
+        builder.change("run.exit_duration_minutes", value, f"is not below the time limit of {limit / 60:g} minutes")
+    ramp = builder.value("batch.ramp")
+    if isinstance(ramp, dict) and ramp["start"] == builder.integer("batch.global_batch_size"):
+        builder.drop(
+            "batch.ramp", "it starts at the full batch, by which the original divides by zero", Reason.NO_EFFECT
+        )
+    if builder.integer("data.valid_workers") > 0:
+        builder.change("data.valid_workers", 0, "could hang at an evaluation")
+
+
+def time_limit(builder: Builder) -> int:
+    """The time limit in seconds; 0 where there is none."""
+    value = builder.value("slurm.time_limit")
+    return parse_time_limit(value) if isinstance(value, str) else 0
+
+
+def _default(builder: Builder, key: str, value: Any, option: str) -> None:
+    builder.put(key, value, option, 0, note=f"the original's default: no {option} is given")
+
+
+def _redundant(builder: Builder) -> None:
+    """Values that say what would be assumed anyway."""
+    hidden, heads = builder.integer("model.hidden_size"), builder.integer("model.attention_heads")
+    expected = {
+        "model.ffn_hidden_size": 4 * hidden,
+        "model.kv_channels": hidden // heads if heads > 0 and hidden % heads == 0 else 0,
+        "model.max_position_embeddings": builder.integer("model.sequence_length"),
+        "slurm.workers_per_node": builder.integer("slurm.gpus_per_node"),
+    }
+    for key, value in expected.items():
+        if value and builder.value(key) == value:
+            builder.drop(key, "it is what follows without it")
+    for key in ("schedule.warmup_iterations", "schedule.warmup_fraction"):
+        if key in builder.placed and not builder.number(key):
+            builder.drop(key, "zero is no warm-up, as without it")
+    if builder.number("run.exit_interval") == 0:
+        builder.drop("run.exit_interval", "zero is no exit, as without it")
+    if builder.number("precision.loss_scale") == 0:
+        builder.drop("precision.loss_scale", "zero is a dynamic scale, as without it")
+    if builder.value("schedule.decay_tokens") is not None:
+        for key in ("schedule.decay_samples", "schedule.decay_iterations"):
+            if key in builder.placed:
+                builder.drop(key, "schedule.decay_tokens goes before it", Reason.NO_EFFECT)
+
+
+def _run_name(builder: Builder) -> None:
+    directory = builder.value("run.directory")
+    if "run.name" not in builder.placed and isinstance(directory, str):
+        name = directory.rpartition("/")[2]
+        if name and "$" not in name:
+            builder.put("run.name", name, "--save", builder.line("run.directory"), note="no job name is given")
+
+
+def _batch(builder: Builder) -> None:
+    micro, degree = builder.integer("batch.micro_batch_size"), data_parallel(builder)
+    if "batch.global_batch_size" not in builder.placed and micro and degree:
+        note = f"the original's default: {micro} x {degree} data-parallel replicas"
+        builder.put("batch.global_batch_size", micro * degree, "--global-batch-size", 0, note=note)
+
+
+def _vocabulary(builder: Builder) -> None:
+    sizes = ("tokenizer.padded_vocabulary_size", "tokenizer.vocabulary_size")
+    if any(key in builder.placed for key in sizes):
+        return
+    line = builder.line("tokenizer.type")
+    if "tokenizer.type" not in builder.placed:
+        builder.put("tokenizer.type", "gpt2_bpe", "--tokenizer-type", 0, note="the original's default")
+    if builder.value("tokenizer.type") == "gpt2_bpe":
+        note = "entries of GPT-2's vocabulary; padded as the original pads it"
+        builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
+        return
+    why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
+    shown = builder.value("tokenizer.path", "")
+    builder.leave("--pad-vocab-size-to", shown, line, Reason.DECISION, why, "tokenizer.vocabulary_size")

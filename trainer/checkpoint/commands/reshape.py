@@ -1,0 +1,148 @@
+"""`tr11 checkpoints reshape`: a checkpoint of either layout, rewritten in the layout and for the topology asked."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.commands import UsageError
+from trainer.checkpoint.deepspeed_content import OptimizerSettings
+from trainer.checkpoint.deepspeed_layout import DeepSpeedSource
+from trainer.checkpoint.deepspeed_write import layout_bytes, write_deepspeed_layout
+from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
+from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.contract import Manifest, checkpoint_name, manifest_faults
+from trainer.data.progress import progress_bar, say
+
+HELP = "Rewrite a checkpoint in another layout, or, in DeepSpeed's layout, for another topology."
+DEGREES = ("tensor", "pipeline", "data")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder for global_stepN, latest"
+    )
+    parser.add_argument("--format", choices=["tr11", "deepspeed"], default="tr11", help="layout to write")
+    for degree in DEGREES:
+        parser.add_argument(f"--{degree}", type=int, metavar="N", help="degree; default: the checkpoint's own")
+    parser.add_argument("--weights-only", action="store_true", help="leave the optimizer's state out")
+    parser.add_argument(
+        "--verify", action=argparse.BooleanOptionalAction, default=True, help="compare all digests first"
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Rewrite one checkpoint. Raises CheckpointError for a damaged source and for a target that exists."""
+    asked = {degree: getattr(options, degree) for degree in DEGREES if getattr(options, degree) is not None}
+    _check_degrees(asked, options.format)
+    place, output = options.checkpoint.resolve(), options.output.absolute()
+    original = open_checkpoint(place)
+    facts = original.facts
+    target = output / checkpoint_name(facts.step)
+    if target.exists():
+        raise CheckpointError(f"{target} exists already and is not replaced; name another folder")
+    if output.resolve().is_relative_to(place):
+        raise UsageError(f"-o {output}: lies inside the checkpoint; name another folder")
+    source: TensorSource = WeightsOnly(original) if options.weights_only else original
+    manifest = _manifest(place)
+    topology = {degree: asked.get(degree, facts.topology.get(degree, 1)) for degree in DEGREES}
+    info = CheckpointInfo(topology, facts.model)
+    if manifest is not None:
+        info = CheckpointInfo(topology, facts.model, manifest.run_card_hash, manifest.versions, manifest.job_id)
+    extras = Extras({"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor})
+    with progress_bar() as bar:
+        if options.verify and manifest is not None:
+            task = bar.add_task("verifying", total=manifest.total_bytes)
+            _verify(place, manifest, lambda count: bar.advance(task, count))
+        total = layout_bytes(source, topology) if options.format == "deepspeed" else source_bytes(source)
+        writing = bar.add_task("writing", total=total)
+
+        def moved(count: int) -> None:
+            bar.advance(writing, count)
+
+        if options.format == "deepspeed":
+            settings = OptimizerSettings.of(getattr(original, "group_options", ()))
+            write_deepspeed_layout(output, source, facts.step, extras, info, settings=settings, on_bytes=moved)
+        else:
+            write_checkpoint(output, source, facts.step, extras, info, on_bytes=moved)
+        bar.update(writing, completed=total)
+    remarks = original.remarks if isinstance(original, DeepSpeedSource) else []
+    for remark in remarks:
+        say(f"tr11: {remark}")
+    written = _manifest(target)
+    assert written is not None
+    return {
+        "checkpoint": str(place),
+        "step": facts.step,
+        "layout": facts.layout,
+        "topology": dict(facts.topology),
+        "folder": str(target),
+        "new_layout": options.format,
+        "new_topology": topology,
+        "optimizer": bool(source.tensors("optimizer")),
+        "verified": options.verify and manifest is not None,
+        "files": len(written.files),
+        "bytes": written.total_bytes,
+        "remarks": remarks,
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    shape = " x ".join(f"{degree} {result['new_topology'][degree]}" for degree in DEGREES)
+    layout = f"DeepSpeed layout for {shape}" if result["new_layout"] == "deepspeed" else "tr11 layout, for any topology"
+    parts = "" if result["optimizer"] else ", weights only"
+    return (
+        f"{result['folder']}: step {result['step']}, {layout}{parts}, {result['bytes'] / 1e9:.2f} GB "
+        f"in {result['files']} files"
+    )
+
+
+def _check_degrees(asked: Mapping[str, int], layout: str) -> None:
+    for degree, value in asked.items():
+        if value < 1:
+            raise UsageError(f"--{degree} {value}: a degree is at least 1")
+        if layout == "tr11":
+            raise UsageError(
+                f"--{degree}: only --format deepspeed has a topology; every topology loads the tr11 layout"
+            )
+
+
+def _manifest(place: Path) -> Manifest | None:
+    try:
+        return Manifest.read(place)
+    except ValueError as error:
+        raise CheckpointError(" ".join(str(error).split())) from None
+
+
+def _verify(place: Path, manifest: Manifest, on_bytes: Callable[[int], None]) -> None:
+    for entry in manifest.files:
+        faults = manifest_faults(place, dataclasses.replace(manifest, files=(entry,)), read_digests=True)
+        if faults:
+            raise CheckpointError(f"{place / faults[0]}; restore it from a backup, or use another step")
+        on_bytes(entry.bytes)
+
+
+class WeightsOnly:
+    """A source without its optimizer."""
+
+    def __init__(self, source: TensorSource):
+        self._source = source
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        return self._source.facts
+
+    def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
+        return self._source.tensors(part) if part == "weights" else {}
+
+    def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        return self._source.read(part, key, offsets, sizes)

@@ -1,0 +1,339 @@
+"""Saving beside the training: a copy in host memory, then a thread that writes it while the steps go on.
+
+No collective operation runs in the background. Each rank's thread writes that rank's files; `poll`, which all ranks
+call between steps, finds out with one small collective whether all have finished. Then rank 0's thread publishes the
+checkpoint, and a later `poll` tells all ranks the outcome. So a save that is under way when a rank is lost, a disk
+fills up or the processes are killed is a hidden folder and nothing more, which the next save removes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.checkpoint import sharded_files, store
+from trainer.checkpoint.agreement import Crew, lost_a_rank
+from trainer.checkpoint.catalogue import CheckpointError, Report
+from trainer.checkpoint.files import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    BlockFile,
+    Bytes,
+    aligned_buffer,
+    copy_bytes,
+    view_of,
+    write_files,
+)
+from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
+from trainer.checkpoint.save_plan import Share, plan_share, signature
+from trainer.checkpoint.sharded_files import Piece
+from trainer.checkpoint.state import ShardedState
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.contract import FileEntry, checkpoint_name, host_name
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A save that has become a checkpoint.
+
+    `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the training stood
+    still (in `start`, and in `wait` if that was called); `waited`: of these, for an earlier save to end.
+    """
+
+    step: int
+    folder: Path
+    bytes: int
+    seconds: float
+    stall: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A save that left nothing; all older checkpoints and `latest` are as before."""
+
+    step: int
+    fault: CheckpointError
+
+
+Outcome = Finished | Failed
+
+
+@dataclass
+class _Flight:
+    """One save under way. `published` is set once all ranks' files are written, and on rank 0 only."""
+
+    step: int
+    partial: Path
+    extras: Extras
+    info: CheckpointInfo
+    written: Future[list[FileEntry]]
+    started: float
+    stall: float
+    waited: float
+    awaited_since: float | None = None
+    publishing: bool = False
+    published: Future[int] | None = None
+
+    @property
+    def this_rank_is_done(self) -> bool:
+        if not self.publishing:
+            return self.written.done()
+        return self.published is None or self.published.done()
+
+
+@dataclass
+class AsyncSaver:
+    """Saves checkpoints below `folder` (checkpoints/VARIANT) while the training goes on; one at a time.
+
+    `report`: told, on rank 0, one line when a save cannot be asynchronous. `group`: all ranks, with a CPU back-end;
+    None is the default group, or this process alone without one. `available`: bytes of free host memory.
+    `start`, `poll`, `wait` and `save_now` are collective: all ranks call them in the same order, and all get outcomes
+    of the same saves. They raise CheckpointError only when a rank was lost; a save that fails is an outcome.
+    """
+
+    folder: Path
+    report: Report
+    group: dist.ProcessGroup | None = None
+    available: Callable[[], int] = available_memory
+    _flight: _Flight | None = field(default=None, init=False)
+    _outcomes: deque[Outcome] = field(default_factory=deque, init=False)
+    _signature: object = field(default=None, init=False)
+    _shares: dict[str, Share] = field(default_factory=dict, init=False)
+    _image: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._crew = Crew(self.group)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
+
+    @property
+    def in_flight(self) -> int | None:
+        """The step of the save under way."""
+        return None if self._flight is None else self._flight.step
+
+    def start(
+        self,
+        step: int,
+        state: ShardedState,
+        extras: Extras,
+        info: CheckpointInfo,
+        *,
+        save_optimizer: bool = True,
+        save_random_state: bool = True,
+    ) -> None:
+        """Copy this rank's share to host memory and return; the rest happens in the background. Collective.
+
+        The tensors may change as soon as this returns. A save that is still under way is waited for first. Where the
+        hosts have no memory for a copy, the save is made at once, as by `save_now`. Options are those of `store.save`.
+        """
+        began = time.perf_counter()
+        self._finish_flight()
+        waited = time.perf_counter() - began
+        what = self._what(step)
+        chosen = extras if save_random_state else Extras(extras.cursor)
+        try:
+            parts = self._crew.each(what, lambda: store.saved_parts(state, save_optimizer))
+            reason = self._make_room(parts, what)
+            if reason is None:
+                partial = self._crew.on_first(what, lambda: store.prepare(self.folder, step, list(parts)))
+        except CheckpointError as fault:
+            self._fail(step, fault)
+            return
+        if reason is not None:
+            self.report(f"checkpoint of step {step} is saved while the training waits: {reason}")
+            self._save_at_once(step, state, chosen, info, save_optimizer, began, waited)
+            return
+        written = self._copy_and_write(step, partial, parts, chosen)
+        stall = time.perf_counter() - began
+        self._flight = _Flight(step, partial, chosen, info, written, began, stall, waited)
+
+    def poll(self) -> Outcome | None:
+        """The outcome of a save that has ended and was not told yet; None otherwise. Collective.
+
+        To be called after every step: with nothing under way it costs nothing, else one collective of four bytes.
+        """
+        if self._outcomes:
+            return self._outcomes.popleft()
+        flight = self._flight
+        if flight is None or not self._crew.all_true(flight.this_rank_is_done):
+            return None
+        self._advance(flight)
+        return self._outcomes.popleft() if self._outcomes else None
+
+    def wait(self) -> list[Outcome]:
+        """Finish the save under way, and return all outcomes that were not told yet, oldest first. Collective."""
+        self._finish_flight()
+        outcomes = list(self._outcomes)
+        self._outcomes.clear()
+        return outcomes
+
+    def save_now(
+        self,
+        step: int,
+        state: ShardedState,
+        extras: Extras,
+        info: CheckpointInfo,
+        *,
+        save_optimizer: bool = True,
+        save_random_state: bool = True,
+    ) -> list[Outcome]:
+        """Finish the save under way, then save while the training waits; outcomes as of `wait`. Collective."""
+        began = time.perf_counter()
+        self._finish_flight()
+        waited = time.perf_counter() - began
+        chosen = extras if save_random_state else Extras(extras.cursor)
+        self._save_at_once(step, state, chosen, info, save_optimizer, began, waited)
+        return self.wait()
+
+    def close(self) -> None:
+        """Release memory and thread. Not collective: a save under way is abandoned, so call `wait` first."""
+        self._background.shutdown(wait=False, cancel_futures=True)
+        self._image = None
+
+    # ------------------------------------------------------------------ the way of a save
+    def _copy_and_write(
+        self, step: int, partial: Path, parts: Mapping[str, list[Piece]], extras: Extras
+    ) -> Future[list[FileEntry]]:
+        """Copy, and hand over to the background. A fault of this rank alone is the future's: all hear it at a poll."""
+        try:
+            images = self._copy(parts)
+            small = store.small_files(self._crew.rank, step, self._shares, extras)
+            return self._background.submit(_write, partial, images, small)
+        except Exception as error:
+            failed: Future[list[FileEntry]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _finish_flight(self) -> None:
+        if self._flight is not None:
+            self._flight.awaited_since = time.perf_counter()
+        while self._flight is not None:
+            self._advance(self._flight)
+
+    def _advance(self, flight: _Flight) -> None:
+        """From written to publishing, or from published to the end; waits for whoever is not so far."""
+        what = self._what(flight.step)
+        try:
+            if not flight.publishing:
+                entries = self._crew.collect(self._crew.each(what, flight.written.result))
+                flight.publishing = True
+                if self._crew.rank == 0:
+                    manifest = store.make_manifest(
+                        flight.step, flight.extras, flight.info, tuple(chain.from_iterable(entries))
+                    )
+                    flight.published = self._background.submit(store.publish, self.folder, flight.partial, manifest)
+                return
+            total = self._crew.on_first(what, lambda: flight.published.result() if flight.published else 0)
+        except CheckpointError as fault:
+            self._flight = None
+            if self._crew.rank == 0 and not lost_a_rank(fault):
+                shutil.rmtree(flight.partial, ignore_errors=True)
+            self._fail(flight.step, fault)
+            return
+        self._flight = None
+        now = time.perf_counter()
+        stall = flight.stall + (0.0 if flight.awaited_since is None else now - flight.awaited_since)
+        place = self.folder / checkpoint_name(flight.step)
+        self._outcomes.append(Finished(flight.step, place, total, now - flight.started, stall, flight.waited))
+
+    def _save_at_once(
+        self,
+        step: int,
+        state: ShardedState,
+        extras: Extras,
+        info: CheckpointInfo,
+        save_optimizer: bool,
+        began: float,
+        waited: float,
+    ) -> None:
+        try:
+            saved = store.save(self.folder, step, state, extras, info, group=self.group, save_optimizer=save_optimizer)
+        except CheckpointError as fault:
+            self._fail(step, fault)
+            return
+        seconds = time.perf_counter() - began
+        self._outcomes.append(Finished(step, saved.folder, saved.bytes, seconds, seconds, waited))
+
+    def _fail(self, step: int, fault: CheckpointError) -> None:
+        if lost_a_rank(fault):
+            raise fault
+        self._outcomes.append(Failed(step, fault))
+
+    def _what(self, step: int) -> str:
+        return f"checkpoint of step {step} was not saved in {self.folder}"
+
+    # ------------------------------------------------------------------ the copy
+    def _make_room(self, parts: Mapping[str, list[Piece]], what: str) -> str | None:
+        """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
+        now = {name: signature(pieces) for name, pieces in parts.items()}
+        if self._crew.all_true(now == self._signature and self._image is not None):
+            return None
+        self._shares = {name: plan_share(pieces, self._crew, what) for name, pieces in parts.items()}
+        self._signature = now
+        size = sum(_padded(share.size) for share in self._shares.values())
+        pinned = any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
+        held = 0 if self._image is None else len(self._image)
+        need = self._crew.each(what, lambda: MemoryNeed(host_name(), max(0, size - held), self.available()))
+        reason = shortage(self._crew.gather(need))
+        if reason is None and not self._crew.all_true(size <= held or self._allocate(size, pinned)):
+            reason = "a rank could not allocate the memory for a copy"
+        if reason is not None:
+            self._image = None
+        return reason
+
+    def _allocate(self, size: int, pinned: bool) -> bool:
+        self._image = None  # first: old and new together need not fit
+        try:
+            self._image = aligned_buffer(size, pinned)
+        except (MemoryError, RuntimeError):  # torch has its own words for "no memory", also for pinned memory
+            return False
+        return True
+
+    def _copy(self, parts: Mapping[str, list[Piece]]) -> dict[str, Tensor]:
+        """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
+        assert self._image is not None
+        images, begin = {}, 0
+        for name, share in self._shares.items():
+            if not share.placed:
+                continue
+            position = begin
+            for source in share.contents(sharded_files.by_index(parts[name])):
+                copy_bytes(self._image[position : position + len(source)], source)
+                position += len(source)
+            images[f"{name}/{share.file}"] = self._image[begin:position]
+            begin += _padded(share.size)
+        if self._image.is_pinned():
+            torch.cuda.current_stream().synchronize()
+        return images
+
+
+def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:
+    """Write this rank's files from its own memory; the large ones side by side. In the background."""
+    files: dict[str, BlockFile] = {}
+    try:
+        for name, image in images.items():
+            files[name] = BlockFile(partial / name)
+            for begin in range(0, len(image), BLOCK_BYTES):
+                files[name].append(view_of(image[begin : begin + BLOCK_BYTES]))
+        writers = write_files((partial / name, contents) for name, contents in small.items())
+        for file in files.values():
+            file.close()
+    finally:
+        for file in files.values():
+            file.release()
+    entries = [writer.entry(name) for name, writer in zip(small, writers, strict=True)]
+    return entries + [file.entry(name) for name, file in files.items()]
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

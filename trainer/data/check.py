@@ -1,0 +1,321 @@
+"""Is a data set fit to be trained on? Storms of one symbol, duplicates, empty and overlong documents, foreign tokens.
+
+Works on indexed pairs, token by token, and on JSON lines before they are tokenized, character by character. Memory is
+a few pieces of data for each worker, whatever the size of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.check_rules import Limits, find_storms, outside
+from trainer.data.duplicates import DIGEST_BYTES, DigestStore
+from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.indexed import IndexedDataset
+from trainer.data.lines import Piece, read_pieces, text_of
+from trainer.data.pool import map_in_order
+
+PIECE_TOKENS = 2_000_000
+EXAMPLES = 5  # of each kind of finding
+UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE = (
+    "unreadable", "empty", "overlong", "storm", "outside_vocabulary", "duplicate", "bad_line",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One example of what was found: in which data set, at which document or line (from 0; lines from 1)."""
+
+    kind: str
+    source: str
+    place: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found. `counts`: documents of each kind of finding; `examples`: the first few of each."""
+
+    sources: tuple[str, ...]
+    documents: int
+    symbols: int  # tokens, or characters of raw text
+    counts: dict[str, int]
+    examples: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """True when nothing was found."""
+        return not self.counts
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one piece of a source holds. `numbers` and `digests` are of its documents that are not empty."""
+
+    source: int
+    documents: int
+    symbols: int
+    input_bytes: int
+    counts: Counter[str]
+    examples: tuple[tuple[str, int, str], ...]  # kind, place, detail
+    numbers: npt.NDArray[np.int64]
+    digests: bytes
+
+
+@dataclass
+class _Notes:
+    """Findings of one piece, with few examples of each kind."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def add(self, kind: str, place: int, detail: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= EXAMPLES:
+            self.examples.append((kind, place, detail))
+
+
+# ---------------------------------------------------------------------------------------------------------- documents
+def _examine(
+    source: int,
+    documents: Sequence[tuple[int, npt.NDArray[Any]]],
+    limits: Limits,
+    notes: _Notes,
+    input_bytes: int,
+    name_of: Callable[[int], str],
+    vocabulary_size: int | None = None,
+) -> Examined:
+    """Examine documents, given as (place, symbols)."""
+    places = np.array([place for place, symbols in documents if len(symbols)], dtype=np.int64)
+    bodies = [symbols for _, symbols in documents if len(symbols)]
+    for place, symbols in documents:
+        if len(symbols) == 0:
+            notes.add(EMPTY, place, "nothing but the end of the document")
+        elif len(symbols) >= limits.longest:
+            notes.add(OVERLONG, place, f"{len(symbols):,} long")
+    if bodies:
+        whole = np.concatenate(bodies)
+        lengths = np.array([len(body) for body in bodies], dtype=np.int64)
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        for storm in find_storms(whole, starts, limits):
+            what = f"{storm.count:,} of its {lengths[storm.document]:,} are {name_of(storm.symbol)}"
+            if storm.is_run:
+                what = f"{name_of(storm.symbol)} stands {storm.count:,} times in a row"
+            notes.add(STORM, int(places[storm.document]), what)
+        if vocabulary_size is not None:
+            for document, first, count in outside(whole, starts, vocabulary_size):
+                notes.add(FOREIGN, int(places[document]), f"{count:,} tokens such as {first}, of {vocabulary_size:,}")
+    digests = b"".join(hashlib.blake2b(body.tobytes(), digest_size=DIGEST_BYTES).digest() for body in bodies)
+    return Examined(
+        source,
+        len(documents),
+        sum(map(len, bodies)),
+        input_bytes,
+        notes.counts,
+        tuple(notes.examples),
+        places,
+        digests,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- pairs
+@dataclass(frozen=True)
+class _PairState:
+    pairs: dict[int, IndexedDataset]
+    limits: Limits
+    vocabulary_size: int | None
+    end_token: int | None
+    widest: np.dtype[Any]
+
+
+def _open_pairs(
+    prefixes: dict[int, str], limits: Limits, vocabulary_size: int | None, end_token: int | None
+) -> _PairState:
+    pairs = {number: IndexedDataset(prefix) for number, prefix in prefixes.items()}
+    # Equal documents are equal whatever type holds them.
+    widest = np.result_type(*{pair.dtype for pair in pairs.values()}) if pairs else np.dtype(np.int64)
+    return _PairState(pairs, limits, vocabulary_size, end_token, widest)
+
+
+def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined:
+    """Examine sequences `first` to `end` - 1 of one pair. A single last end-of-document token does not count."""
+    number, first, end = piece
+    data = state.pairs[number]
+    documents = []
+    for sequence in range(first, end):
+        tokens = data.get(sequence)
+        if len(tokens) and state.end_token is not None and tokens[-1] == state.end_token:
+            tokens = tokens[:-1]
+        documents.append((sequence, tokens.astype(state.widest, copy=False)))
+    size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
+    return _examine(
+        number, documents, state.limits, _Notes(), size, lambda token: f"token {token}", state.vocabulary_size
+    )
+
+
+def _pieces_of(number: int, data: IndexedDataset) -> Iterator[tuple[int, int, int]]:
+    ends = np.cumsum(data.sizes, dtype=np.int64)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        end = max(first + 1, int(np.searchsorted(ends, before + PIECE_TOKENS, side="right")))
+        yield number, first, end
+        first = end
+
+
+def check_pairs(
+    prefixes: Sequence[str],
+    *,
+    vocabulary_size: int | None = None,
+    end_token: int | None = None,
+    limits: Limits | None = None,
+    workers: int = 1,
+    temporary: Path | None = None,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> CheckReport:
+    """Read every token of some pairs once. Pairs that cannot be opened are findings, and the others are still checked.
+
+    Duplicates are looked for over all of them together; tokens outside the vocabulary when its size is given.
+    Digests of documents go to files in `temporary` (24 bytes for each document and a little more).
+    Raises DataError when a worker is killed or the disk is full.
+    """
+    notes: list[Finding] = []
+    readable: dict[int, str] = {}
+    pieces: list[tuple[int, IndexedDataset]] = []
+    for number, prefix in enumerate(prefixes):
+        try:
+            data = IndexedDataset(prefix)
+            if data.dtype.kind == "f":
+                raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens")
+        except DataError as error:
+            notes.append(Finding(UNREADABLE, prefix, None, str(error)))
+            continue
+        readable[number] = prefix
+        pieces.append((number, data))
+    examined = map_in_order(
+        _check_sequences,
+        (piece for number, data in pieces for piece in _pieces_of(number, data)),
+        set_up=_open_pairs,
+        arguments=(readable, limits or Limits(), vocabulary_size, end_token),
+        workers=workers,
+        doing=f"checking {', '.join(prefixes)}"[:200],
+    )
+    return _report(tuple(prefixes), notes, examined, temporary, on_bytes)
+
+
+# ----------------------------------------------------------------------------------------------------------- raw text
+@dataclass(frozen=True)
+class _RawState:
+    source: int
+    json_key: str
+    limits: Limits
+
+
+def _check_lines(state: _RawState, piece: Piece) -> Examined:
+    """Examine the texts of whole lines of JSON."""
+    notes = _Notes()
+    documents: list[tuple[int, npt.NDArray[Any]]] = []
+    for number, line in enumerate(piece.data.split(b"\n"), piece.first_line):
+        if not line.strip():
+            continue
+        try:
+            text = text_of(line, state.json_key)
+        except ValueError as error:
+            notes.add(BAD_LINE, number, str(error))
+            continue
+        symbols = np.frombuffer((text if text.strip() else "").encode("utf-32-le"), dtype="<u4")
+        documents.append((number, symbols))
+    return _examine(
+        state.source, documents, state.limits, notes, len(piece.data), lambda symbol: f"the character {chr(symbol)!r}"
+    )
+
+
+def check_raw(
+    path: Path,
+    *,
+    json_key: str = "text",
+    limits: Limits | None = None,
+    workers: int = 1,
+    temporary: Path | None = None,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> CheckReport:
+    """Read JSON lines once, and examine their texts. Raises DataError when the file is absent, or as `check_pairs`."""
+    with explain_os_errors("reading", path):
+        stream = path.open("rb")
+    with stream:
+        examined = map_in_order(
+            _check_lines,
+            read_pieces(stream),
+            set_up=_RawState,
+            arguments=(0, json_key, limits or Limits()),
+            workers=workers,
+            doing=f"checking {path}",
+        )
+        return _report((str(path),), [], examined, temporary, on_bytes)
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+def _report(
+    sources: tuple[str, ...],
+    notes: list[Finding],
+    pieces: Iterator[Examined],
+    temporary: Path | None,
+    on_bytes: Callable[[int], None],
+) -> CheckReport:
+    started = time.monotonic()
+    counts: Counter[str] = Counter(note.kind for note in notes)
+    shown: Counter[str] = Counter()
+    documents = symbols = 0
+    with DigestStore(temporary) as store:
+        for piece in pieces:
+            documents += piece.documents
+            symbols += piece.symbols
+            counts += piece.counts
+            for kind, place, detail in piece.examples:
+                shown[kind] += 1
+                if shown[kind] <= EXAMPLES:
+                    notes.append(Finding(kind, sources[piece.source], place, detail))
+            store.add(piece.source, piece.numbers, piece.digests)
+            on_bytes(piece.input_bytes)
+        for copies in store.copies():
+            counts[DUPLICATE] += len(copies.others)
+            shown[DUPLICATE] += 1
+            if shown[DUPLICATE] <= EXAMPLES:
+                notes.append(_duplicate(sources, copies.first, copies.others))
+    return CheckReport(sources, documents, symbols, dict(counts), tuple(notes), round(time.monotonic() - started, 3))
+
+
+def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]) -> Finding:
+    places = ", ".join(
+        str(place) if source == first[0] else f"{place} of {sources[source]}" for source, place in others[:EXAMPLES]
+    )
+    more = f" and {len(others) - EXAMPLES:,} more" if len(others) > EXAMPLES else ""
+    return Finding(DUPLICATE, sources[first[0]], first[1], f"the same as {places}{more}")
+
+
+def as_result(report: CheckReport) -> dict[str, Any]:
+    """The report as one JSON object."""
+    return {"clean": report.clean, **json.loads(json.dumps(asdict(report)))}
+
+
+def describe_check(result: dict[str, Any]) -> str:
+    """The report as lines of text."""
+    what = f"{result['documents']:,} documents, {result['symbols']:,} symbols of {', '.join(result['sources'])}"
+    if result["clean"]:
+        return f"{what}: nothing found"
+    lines = [what, *(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in result["counts"].items())]
+    for found in result["examples"]:
+        place = "" if found["place"] is None else f", {found['place']}"
+        lines.append(f"  {found['kind'].replace('_', ' ')}: {found['source']}{place}: {found['detail']}")
+    return "\n".join(lines)

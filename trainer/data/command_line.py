@@ -1,0 +1,28 @@
+"""What the commands of `python -m trainer.data` share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+Commands = Any  # argparse's sub-parsers, whose type is private
+
+
+class UsageError(Exception):
+    """Options that cannot be meant; the text is one line."""
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} must not be negative")
+    return value

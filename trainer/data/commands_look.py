@@ -1,0 +1,177 @@
+"""The commands of `python -m trainer.data` that look at data, and those that share it out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.data.check import as_result, check_pairs, check_raw, describe_check
+from trainer.data.check_rules import Limits
+from trainer.data.command_line import Commands, UsageError, count, positive
+from trainer.data.commands_make import add_tokenizer_options, tokenizer_spec
+from trainer.data.errors import DataError
+from trainer.data.indexed import bin_path
+from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
+from trainer.data.progress import progress_bar, say
+from trainer.data.ratios import RANGES, read_ratios, sampling_probabilities, sum_warning, write_groups, write_ratios
+from trainer.data.tokenizer import load_tokenizer
+
+
+def add_commands(commands: Commands) -> None:
+    """Declare the commands."""
+    command = commands.add_parser("inspect", help="what a pair holds")
+    command.set_defaults(run=show_pair, sentence=_inspection)
+    command.add_argument("prefix", metavar="PREFIX")
+    command.add_argument("--tokenizer", type=Path)
+    command.add_argument("--sequences", type=count, default=3)
+
+    command = commands.add_parser("check", help="storms, duplicates, empty and overlong documents, foreign tokens")
+    command.set_defaults(run=check, sentence=describe_check, is_fine=lambda result: result["clean"])
+    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
+    command.add_argument("--raw", action="store_true")
+    command.add_argument("--json-key", default="text")
+    add_tokenizer_options(command, required=False)
+    command.add_argument("--vocab-size", type=positive)
+    limits = Limits()
+    command.add_argument("--storm-length", type=positive, default=limits.storm_length)
+    command.add_argument("--storm-run", type=positive, default=limits.storm_run)
+    command.add_argument("--longest", type=positive, default=limits.longest)
+    command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
+    command.add_argument("--temporary", type=Path)
+
+    command = commands.add_parser("text", help="what a training read at some samples or iterations")
+    command.set_defaults(run=show_text, sentence=_texts)
+    command.add_argument("--card", type=Path, required=True)
+    command.add_argument("--replicas", type=positive)
+    command.add_argument("--samples", metavar="FIRST-LAST")
+    command.add_argument("--iterations", metavar="FIRST-LAST")
+    command.add_argument("--tokens", action="store_true")
+
+    command = commands.add_parser("ratios", help="the file of groups of a training from a list of ratios")
+    command.set_defaults(run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)")
+    command.add_argument("--dataset-ratios-path", type=Path, required=True, metavar="JSON")
+    command.add_argument("--split", choices=(*RANGES, "test"), required=True)
+    command.add_argument("--output", type=Path, required=True)
+
+    command = commands.add_parser("probabilities", help="shares of data sets by their sizes, small ones lifted")
+    command.set_defaults(run=make_probabilities, sentence=_probabilities)
+    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
+    command.add_argument("--alpha", type=float, required=True)
+    command.add_argument("--output", type=Path)
+
+
+def show_pair(options: argparse.Namespace) -> dict[str, Any]:
+    """Describe a pair."""
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
+    return asdict(inspect_pair(options.prefix, tokenizer, options.sequences))
+
+
+def _inspection(result: dict[str, Any]) -> str:
+    return describe(Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])}))
+
+
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """Check pairs, or one file of JSON lines."""
+    spec = tokenizer_spec(options)
+    tokenizer = None if spec is None else load_tokenizer(spec)
+    size = options.vocab_size if tokenizer is None else tokenizer.vocabulary_size
+    shared: dict[str, Any] = {
+        "limits": Limits(options.storm_length, options.storm_run, options.longest),
+        "workers": options.workers,
+        "temporary": options.temporary,
+    }
+    if options.raw:
+        if len(options.prefixes) != 1 or size is not None:
+            raise UsageError("--raw checks one file of JSON lines, without a tokenizer")
+        path = Path(options.prefixes[0])
+        with _bytes_bar(path.stat().st_size if path.is_file() else None) as on_bytes:
+            return as_result(check_raw(path, json_key=options.json_key, on_bytes=on_bytes, **shared))
+    bins = [bin_path(prefix) for prefix in options.prefixes]
+    with _bytes_bar(sum(path.stat().st_size for path in bins if path.is_file())) as on_bytes:
+        report = check_pairs(
+            options.prefixes,
+            vocabulary_size=size,
+            end_token=None if tokenizer is None else tokenizer.eod_id,
+            on_bytes=on_bytes,
+            **shared,
+        )
+    return as_result(report)
+
+
+@contextmanager
+def _bytes_bar(total: int | None) -> Iterator[Any]:
+    with progress_bar() as bar:
+        task = bar.add_task("checking", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def show_text(options: argparse.Namespace) -> dict[str, Any]:
+    """The samples of a range of consumed samples, or of iterations."""
+    from trainer.config import CardError, load_trainer_config
+    from trainer.data.text import parse_range, read_samples, samples_of_iterations
+    from trainer.data.tokenizer import TokenizerSpec
+    from trainer.samples import plan_data, wanted_data
+
+    if (options.samples is None) == (options.iterations is None):
+        raise UsageError("give one of --samples and --iterations")
+    try:
+        first, last = parse_range(options.samples or options.iterations)
+    except DataError as error:
+        raise UsageError(str(error)) from error
+    try:
+        config = load_trainer_config(options.card)
+    except CardError as error:
+        raise DataError(str(error)) from error
+    if options.iterations is not None:
+        first, last = samples_of_iterations(config, first, last)
+    named = config.tokenizer
+    tokenizer = None
+    if not options.tokens:
+        if named.path is None and named.vocabulary_file is None:
+            raise DataError("the card names no tokenizer, so there is no text; set tokenizer.path, or use --tokens")
+        tokenizer = load_tokenizer(TokenizerSpec(named.type, named.path, named.vocabulary_file, named.merges_file))
+    wanted = wanted_data(config)
+    name = wanted.roles["train"][0]
+    source = plan_data(config, wanted)[name].open()
+    samples = read_samples(config, source, first, last, replicas=options.replicas, tokenizer=tokenizer)
+    return {"first": first, "last": last, "samples": [asdict(sample) for sample in samples]}
+
+
+def _texts(result: dict[str, Any]) -> str:
+    blocks = []
+    for sample in result["samples"]:
+        documents = ", ".join(map(str, sample["documents"]))
+        head = f"=== sample {sample['consumed']}, {sample['data_set']}, document(s) {documents}"
+        body = " ".join(map(str, sample["tokens"])) if sample["text"] is None else sample["text"]
+        blocks.append(f"{head}\n{body}")
+    return "\n".join(blocks)
+
+
+def make_groups(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the file of groups of one split."""
+    ratios = read_ratios(options.dataset_ratios_path)
+    warning = sum_warning(ratios)
+    if warning is not None:
+        say(f"tr11 data: WARNING: {options.dataset_ratios_path}: {warning}")
+    written = write_groups(ratios, options.split, options.output)
+    if not written:
+        say(f"{options.output} is up to date")
+    groups = 1 + len(ratios) if options.split == "valid" else 1
+    return {"output": str(options.output), "groups": groups, "warning": warning, "already_complete": not written}
+
+
+def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:
+    """Shares by size, to a file of ratios if one is named."""
+    ratios = sampling_probabilities(options.prefixes, options.alpha)
+    if options.output is not None:
+        write_ratios(ratios, options.output)
+    return {"alpha": options.alpha, "ratios": [asdict(ratio) for ratio in ratios]}
+
+
+def _probabilities(result: dict[str, Any]) -> str:
+    return "\n".join(f"{entry['ratio']:.6f}  {entry['dataset_path']}" for entry in result["ratios"])

@@ -1,0 +1,261 @@
+"""The commands of `python -m trainer.data` that make something: corpus, tokenizer, indexed pairs, index maps."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.data.blend import parse_split
+from trainer.data.command_line import Commands, UsageError, count, positive
+from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus
+from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.indexed import IndexedDataset
+from trainer.data.indexed_write import merge
+from trainer.data.lines import text_of
+from trainer.data.progress import progress_bar, say
+from trainer.data.sources import Reading, open_splits
+from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenizer import TokenizerSpec, check_vocabulary_size, is_trained, load_tokenizer, train_tokenizer
+
+TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower")
+
+
+def add_commands(commands: Commands) -> None:
+    """Declare the commands."""
+    command = commands.add_parser("corpus", help="a real corpus from this Python installation's own text")
+    command.set_defaults(
+        run=make_corpus,
+        sentence=lambda made: f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text",
+    )
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--min-bytes", type=positive, default=DEFAULT_MIN_BYTES)
+    command.add_argument("--force", action="store_true")
+
+    command = commands.add_parser("tokenizer", help="train a byte-level BPE tokenizer")
+    command.set_defaults(
+        run=make_tokenizer,
+        sentence=lambda made: (
+            f"{made['path']}: {made['vocabulary_size']:,} tokens, end of document is {made['eod_id']}"
+        ),
+    )
+    command.add_argument("--corpus", type=Path, required=True)
+    command.add_argument("--vocab-size", type=positive, default=4096)
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--json-key", default="text")
+    command.add_argument("--special-token", action="append", default=[])
+    command.add_argument("--force", action="store_true")
+
+    command = commands.add_parser("preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx")
+    command.set_defaults(run=make_pair, sentence=_pair_sentence)
+    command.add_argument("--input", type=Path, required=True)
+    add_tokenizer_options(command, required=False)
+    command.add_argument("--output-prefix", required=True)
+    command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
+    command.add_argument("--append-eod", action=argparse.BooleanOptionalAction, default=True)
+    command.add_argument("--json-key", default="text")
+    command.add_argument("--split-sentences", action="store_true")
+    command.add_argument("--keep-newlines", action="store_true")
+    command.add_argument("--skip-bad-lines", action="store_true")
+    command.add_argument("--force", action="store_true")
+
+    command = commands.add_parser("merge", help="join pairs of one token type into one")
+    command.set_defaults(
+        run=merge_pairs,
+        sentence=lambda made: f"{made['prefix']}.bin, .idx: {made['tokens']:,} tokens of {made['inputs']} pairs",
+    )
+    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
+    command.add_argument("--output-prefix", required=True)
+
+    command = commands.add_parser("index", help="build the index maps of a training beforehand")
+    command.set_defaults(run=make_index, sentence=_index_sentence)
+    command.add_argument("data", nargs="+", metavar="PREFIX | WEIGHT PREFIX")
+    command.add_argument("--seq-length", type=positive, required=True)
+    command.add_argument("--train-samples", type=count, required=True)
+    command.add_argument("--valid-samples", type=count, default=0)
+    command.add_argument("--test-samples", type=count, default=0)
+    command.add_argument("--split", default="949,50,1")
+    command.add_argument("--seed", type=count, default=1234)
+    command.add_argument("--vocab-size", type=positive)
+    command.add_argument("--cache-dir", type=Path)
+
+
+def add_tokenizer_options(command: argparse.ArgumentParser, required: bool) -> None:
+    """The options that name a tokenizer of any type."""
+    command.add_argument("--tokenizer", type=Path, required=required)
+    command.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, default="huggingface")
+    command.add_argument("--vocab-file", type=Path)
+    command.add_argument("--merge-file", type=Path)
+
+
+def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
+    """The tokenizer that the options name; None when they name none. Raises UsageError when they do not fit."""
+    if options.tokenizer_type == "huggingface":
+        if options.vocab_file or options.merge_file:
+            raise UsageError("--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece")
+        return None if options.tokenizer is None else TokenizerSpec(path=str(options.tokenizer))
+    if options.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file")
+    if options.vocab_file is None or (options.tokenizer_type == "gpt2_bpe" and options.merge_file is None):
+        files = "--vocab-file and --merge-file" if options.tokenizer_type == "gpt2_bpe" else "--vocab-file"
+        raise UsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
+    merges = None if options.merge_file is None else str(options.merge_file)
+    return TokenizerSpec(options.tokenizer_type, None, str(options.vocab_file), merges)
+
+
+def _pair_sentence(made: dict[str, Any]) -> str:
+    rate = f"{made['tokens_per_second']:,.0f} tokens/s with {made['workers']} worker(s)"
+    return f"{made['prefix']}.bin, .idx: {made['documents']:,} documents, {made['tokens']:,} tokens; {rate}"
+
+
+def _index_sentence(made: dict[str, Any]) -> str:
+    return "index maps are ready: " + ", ".join(f"{count:,} {name} samples" for name, count in made["samples"].items())
+
+
+def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
+    """Build the corpus of this Python installation's own text."""
+    with progress_bar() as bar:
+        task = bar.add_task("corpus", total=options.min_bytes)
+        report = build_corpus(
+            options.out, options.min_bytes, options.force, on_bytes=lambda count: bar.advance(task, count)
+        )
+        bar.update(task, completed=report.text_bytes, total=report.text_bytes)
+    if report.already_complete:
+        say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
+    return asdict(report)
+
+
+def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
+    """Train a byte-level BPE tokenizer."""
+    try:
+        check_vocabulary_size(options.vocab_size)
+    except DataError as error:
+        raise UsageError(f"--vocab-size: {error}") from error
+    corpus: Path = options.corpus
+    with explain_os_errors("reading", corpus):
+        status = corpus.stat()
+    request = {
+        "corpus": str(corpus.resolve()),
+        "corpus_bytes": status.st_size,
+        "corpus_modified": status.st_mtime_ns,
+        "vocabulary_size": options.vocab_size,
+        "special_tokens": options.special_token,
+        "json_key": options.json_key,
+    }
+    kept = not options.force and is_trained(options.out, request)
+    if kept:
+        say(f"{options.out} is trained from this corpus already; --force trains it again")
+        tokenizer = load_tokenizer(options.out)
+    else:
+        with progress_bar() as bar:
+            task = bar.add_task("reading", total=status.st_size)
+            tokenizer = train_tokenizer(
+                _texts(corpus, options.json_key, lambda count: bar.advance(task, count)),
+                options.vocab_size,
+                options.out,
+                extra_special_tokens=options.special_token,
+                request=request,
+                on_learning=lambda: bar.update(task, description="learning"),
+            )
+            bar.update(task, description="tokenizer")
+    return {
+        "path": str(tokenizer.path),
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "end_of_document": tokenizer.end_token,
+        "eod_id": tokenizer.eod_id,
+        "digest": tokenizer.digest(),
+        "already_complete": kept,
+    }
+
+
+def _texts(corpus: Path, json_key: str, on_bytes: Any) -> Iterator[str]:
+    with explain_os_errors("reading", corpus), corpus.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            on_bytes(len(line))
+            if not line.strip():
+                continue
+            try:
+                text = text_of(line, json_key)
+            except ValueError as error:
+                raise DataError(f"{corpus}, line {number}: {error}; mend the line") from None
+            yield text
+
+
+def make_pair(options: argparse.Namespace) -> dict[str, Any]:
+    """Tokenize JSON lines into an indexed pair."""
+    spec = tokenizer_spec(options)
+    if spec is None:
+        raise UsageError("give --tokenizer, or --tokenizer-type with its files")
+    request = PreprocessRequest(
+        input=options.input,
+        tokenizer=spec,
+        output_prefix=options.output_prefix,
+        workers=options.workers,
+        append_eod=options.append_eod,
+        json_key=options.json_key,
+        skip_bad_lines=options.skip_bad_lines,
+        sentences=options.split_sentences,
+        keep_newlines=options.keep_newlines,
+    )
+    total = options.input.stat().st_size if options.input.is_file() else None
+    with progress_bar("{task.fields[documents]:,} documents", "{task.fields[rate]:,.0f} tokens/s") as bar:
+        task = bar.add_task("tokenizing", total=total, documents=0, rate=0.0)
+        done = {"documents": 0, "tokens": 0}
+
+        def on_progress(input_bytes: int, documents: int, tokens: int) -> None:
+            done["documents"] += documents
+            done["tokens"] += tokens
+            seconds = bar.tasks[task].elapsed or 1e-9
+            bar.update(task, advance=input_bytes, documents=done["documents"], rate=done["tokens"] / seconds)
+
+        report = preprocess(request, options.force, on_progress)
+        if report.already_complete:
+            bar.update(task, completed=total, documents=report.documents, rate=report.tokens_per_second)
+    if report.already_complete:
+        say(f"{report.prefix} is up to date ({report.tokens:,} tokens); --force makes it again")
+    for fault in report.bad_line_reports:
+        say(f"left out: {fault}")
+    return asdict(report)
+
+
+def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
+    """Join several pairs into one."""
+    total = sum(IndexedDataset(prefix).bytes for prefix in options.prefixes)
+    with progress_bar() as bar:
+        task = bar.add_task("merging", total=total)
+        tokens = merge(options.prefixes, options.output_prefix, lambda count: bar.advance(task, count))
+    return {"prefix": options.output_prefix, "tokens": tokens, "inputs": len(options.prefixes)}
+
+
+def make_index(options: argparse.Namespace) -> dict[str, Any]:
+    """Build the index maps that a training with these settings will read."""
+    try:
+        prefixes = _weighted(options.data)
+        parse_split(options.split)
+    except (DataError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    splits = open_splits(
+        prefixes,
+        options.split,
+        {"train": options.train_samples, "valid": options.valid_samples, "test": options.test_samples},
+        Reading(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
+    )
+    return {"sequence_length": options.seq_length, "samples": {name: len(source) for name, source in splits.items()}}
+
+
+def _weighted(words: Sequence[str]) -> list[tuple[float, str | Path]]:
+    """`PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`."""
+    if len(words) == 1:
+        return [(1.0, words[0])]
+    if len(words) % 2:
+        raise ValueError("data must be one PREFIX, or pairs WEIGHT PREFIX")
+    pairs: list[tuple[float, str | Path]] = []
+    for weight, prefix in zip(words[::2], words[1::2], strict=True):
+        try:
+            pairs.append((float(weight), prefix))
+        except ValueError:
+            raise ValueError(f"weight of {prefix}: {weight!r} is not a number") from None
+    return pairs
