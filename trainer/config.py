@@ -104,14 +104,12 @@ class TrainerConfig(Section):
 
     @property
     def tests_at_end(self) -> bool:
-        """Whether there is test data to be evaluated once the training has ended."""
-        data = self.data
-        if data.uses_groups:
-            named = bool(data.test_groups or data.test_groups_file)
-        else:
-            shares = data.split.split(",")
-            named = len(shares) == 3 and float(shares[2]) > 0
-        return named and self.evaluation.iterations > 0
+        """Whether named test groups are to be evaluated once the training has ended.
+
+        The test share of `data.split` is left alone until it is asked for (`tr11 eval --split test`): in small data it
+        is often empty, which must not refuse a training.
+        """
+        return bool(self.data.test_groups or self.data.test_groups_file) and self.evaluation.iterations > 0
 
     @property
     def decay_samples(self) -> int:

@@ -376,7 +376,6 @@ class Manifest:
     created: float
     versions: Mapping[str, str] = field(default_factory=dict)
     job_id: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
     digest_algorithm: str = DIGEST_ALGORITHM
     schema: int = MANIFEST_SCHEMA
 

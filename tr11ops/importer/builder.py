@@ -44,7 +44,7 @@ class Builder:
 
     def leave(self, option: str, value: Any, line: int, reason: Reason, why: str, key: str = "") -> None:
         """Tell of something that is not in the card."""
-        shown = str(value)
+        shown = _shown(value)
         shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
         self.unplaced.append(Unplaced(option, shown, line, reason, why, key))
 
@@ -90,3 +90,9 @@ class Builder:
                 table = table.setdefault(section, {})
             table[name] = item.value
         return result
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

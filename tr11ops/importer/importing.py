@@ -17,7 +17,7 @@ from tr11ops.importer.defects import find_defects, in_order
 from tr11ops.importer.defects_time import save_interval
 from tr11ops.importer.launch import find_launch
 from tr11ops.importer.place_deepspeed import place_deepspeed
-from tr11ops.importer.place_shell import place_shell
+from tr11ops.importer.place_shell import place_conditions, place_shell
 from tr11ops.importer.place_slurm import job_variables, place_slurm
 from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
@@ -77,6 +77,7 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
     place_training(builder, launch)
     if file is not None:
         place_deepspeed(builder, file)
+    place_conditions(builder, script, launch)
     complete(builder)
     uses = {use.option: use for use in launch.options}
     case = Case(raw, directives, script, launch, uses, file, copy.deepcopy(builder))

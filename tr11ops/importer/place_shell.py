@@ -55,10 +55,19 @@ def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
                 setup_line = setup_line or item.line
     if setup:
         builder.put("slurm.setup", list(dict.fromkeys(setup)), "the script's own set-up", setup_line)
+
+
+def place_conditions(builder: Builder, script: Script, launch: Launch) -> None:
+    """Tell of values that stand in a condition and were passed by. Run when all keys are placed."""
+    reached = names_of_launch(script, launch)
     for item in script.assignments:
-        if not item.applied and item.name in reached:
-            why = "stands in a condition, which is not evaluated; the value before it was taken"
-            builder.leave(item.name, item.value.for_shell(), item.line, Reason.DECISION, why)
+        if item.applied or item.name not in reached:
+            continue
+        lines = {other.line for other in script.assignments if other.name == item.name and other.applied}
+        key = next((key for key, placed in builder.placed.items() if placed.value_line in lines), "")
+        why = "stands in a condition, which is not evaluated; the value before it was taken"
+        why += f": give --set {key}=..." if key else ""
+        builder.leave(item.name, item.value.for_shell(), item.line, Reason.DECISION, why, key)
 
 
 def names_of_launch(script: Script, launch: Launch) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.results import Reason
 from tr11ops.importer.traced import Traced
-from trainer.config import nearest
 
 _PROGRAM = "pretrain_gpt.py"
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
@@ -51,8 +51,8 @@ def place_training(builder: Builder, launch: Launch) -> None:
 def _place(builder: Builder, use: OptionUse) -> None:
     rule = RULES.get(use.option)
     if rule is None:
-        near = nearest(use.option, RULES)
-        why = "is not known" + (f"; did it mean {near}?" if near else "")
+        near = difflib.get_close_matches(use.option, RULES, n=1, cutoff=0.8)
+        why = "is not known" + (f"; did it mean {near[0]}?" if near else "")
         builder.leave(use.option, use.text, use.line, Reason.DECISION, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"

@@ -275,7 +275,7 @@ class _Reader:
         content = expand_text(body.body or (), self.variables, body.line) if body else None
         if command.name == "read":
             if content is not None and not command.words[-1].text.startswith("-"):
-                self.variables.assign(command.words[-1].text, content, set(self.variables.used))
+                self.variables.assign(command.words[-1].text, _stripped(content), set(self.variables.used))
             return
         if content is None and command.name == "echo":
             plain = [word for word in command.words[1:] if word.text not in {"-e", "-n", "-E"}]
@@ -309,6 +309,13 @@ class _Reader:
             for started in self.script.commands[before:]:
                 for name in started.used & self.variables.values.keys() - self.variables.exported:
                     self.script.not_exported.setdefault(name, started.line)
+
+
+def _stripped(text: Traced) -> Traced:
+    """Without the blanks at both ends, which `read` drops."""
+    body = text.text.strip(" \t\n")
+    start = text.text.index(body) if body else 0
+    return text.cut(start, start + len(body))
 
 
 def _is_break(token: Token) -> bool:

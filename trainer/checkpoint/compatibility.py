@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.sharded_files import Piece, tiling_fault
 
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
-
 _NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp32
 
 
@@ -27,40 +25,12 @@ def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class SettingDifference:
-    """One setting of the optimizer that is not what the checkpoint was trained with."""
-
-    key: str
-    saved: Any
-    wanted: Any
-
-    def __str__(self) -> str:
-        return f"{self.key} is {self.saved!r} in the checkpoint and {self.wanted!r} in the run card"
-
-
-def differing_settings(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[SettingDifference]:
-    """The settings that both sides know and that differ, by key. Nothing is refused here: that is the caller's part.
-
-    `saved`: a manifest's `training`; `wanted`: the same keys of this run. JSON's view counts: 1 equals 1.0, and a
-    tuple equals a list.
-    """
-    both = sorted(saved.keys() & wanted.keys())
-    return [
-        SettingDifference(key, saved[key], wanted[key]) for key in both if _plain(saved[key]) != _plain(wanted[key])
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
 def check_pieces(
     part: str, stored: Mapping[str, TensorStorageMetadata], pieces: Iterable[Piece], widening: bool
 ) -> None:
     """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored chunks are complete.
 
-    `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError with the first fault, both values and the fix.
+    `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both values, the fix.
     """
     for piece in sorted(pieces, key=lambda piece: piece.key):
         found = stored.get(piece.key)

@@ -59,9 +59,7 @@ def stage_bounds(layers: int, stages: int) -> list[int]:
     bounds = _balanced(weights, stages)
     for first, end in pairwise(bounds):
         if not any(3 <= position < 3 + layers for position in range(first, end)):
-            raise ValueError(
-                f"{layers} blocks cannot be dealt to {stages} stages so that each has one; use fewer stages"
-            )
+            raise ValueError(f"{layers} blocks cannot be dealt to {stages} stages so that each has one")
     return bounds
 
 

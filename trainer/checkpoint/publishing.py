@@ -29,8 +29,6 @@ class CheckpointInfo:
 
     `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the card's keys, such as
     {"model.layers": 4}; a load compares those that both sides have. `versions`: of torch, deepspeed, tr11.
-    `training`: settings of the optimizer under the card's keys, such as {"optimizer.beta2": 0.95}; no load refuses on
-    their account, `trainer.checkpoint.compatibility.differing_settings` compares them.
     """
 
     topology: Mapping[str, int]
@@ -38,7 +36,6 @@ class CheckpointInfo:
     run_card_hash: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     job_id: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,6 @@ def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tupl
         created=now(),
         versions=dict(info.versions),
         job_id=info.job_id,
-        training=dict(info.training),
     )
 
 

@@ -19,9 +19,11 @@ from trainer.checkpoint.agreement import one_line
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
 from trainer.checkpoint.deepspeed_layout import open_deepspeed_layout
+from trainer.checkpoint.publishing import CURSOR
+from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY, tiling_fault
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import CURSOR, OPTIMIZER, WEIGHTS
+from trainer.checkpoint.store import OPTIMIZER, WEIGHTS
 from trainer.contract import MANIFEST_FILE, FileEntry, Manifest, file_digest
 
 T = TypeVar("T")
@@ -124,7 +126,7 @@ class _StoredPart:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        path = folder / ".metadata"
+        path = folder / INDEX_FILE
         metadata = _attempt(path, lambda _: FileSystemReader(folder).read_metadata())
         self.index = cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
         self._places: dict[MetadataIndex, Any] = metadata.storage_data

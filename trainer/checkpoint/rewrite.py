@@ -31,17 +31,11 @@ from trainer.checkpoint import catalogue
 from trainer.checkpoint.agreement import one_line
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.files import digesting, make_folder
+from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
+from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import (
-    OPTIMIZER,
-    RNG,
-    CheckpointInfo,
-    Extras,
-    make_manifest,
-    publish,
-    write_extras,
-)
+from trainer.checkpoint.store import OPTIMIZER
 from trainer.contract import FileEntry, checkpoint_name
 
 CHUNK_BYTES = 256 << 20
@@ -147,9 +141,9 @@ def _write_part(partial: Path, part: Part, source: TensorSource, on_bytes: OnByt
                 places[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(name, begin, stream.tell() - begin)
                 on_bytes(tensor.numel() * tensor.element_size())
         entries.append(stream.entry(f"{part}/{name}"))
-    with digesting(partial / part / ".metadata") as stream:
+    with digesting(partial / part / INDEX_FILE) as stream:
         pickle.dump(_metadata(chunks, places), cast(IO[bytes], stream))
-    return [*entries, stream.entry(f"{part}/.metadata")]
+    return [*entries, stream.entry(f"{part}/{INDEX_FILE}")]
 
 
 def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial as bind
 from itertools import chain
 from pathlib import Path
@@ -39,7 +39,7 @@ from trainer.checkpoint.publishing import (
 )
 from trainer.checkpoint.save_plan import INDEX_FILE, Share, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, Piece
-from trainer.checkpoint.state import FRAGMENT_KINDS, Fragment, ShardedState
+from trainer.checkpoint.state import ShardedState
 from trainer.contract import FileEntry, Manifest, checkpoint_name, manifest_faults
 
 __all__ = [
@@ -61,7 +61,6 @@ __all__ = [
 ]
 
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
-MASTER = FRAGMENT_KINDS[0]
 
 
 @dataclass(frozen=True)
@@ -175,17 +174,13 @@ def load(
     *,
     group: dist.ProcessGroup | None = None,
     weights_only: bool = False,
-    load_optimizer: bool = True,
-    load_random_state: bool = True,
 ) -> Loaded:
     """Fill the tensors of `state` from the checkpoint of `step` below `folder`, whatever topology wrote it. Collective.
 
     Everything is checked before the first tensor is touched: manifest, sizes of files, model facts, names, shapes,
-    dtypes. Digests are `find_resumable`'s part. `weights_only` leaves the optimizer alone (evaluation, export).
-    Without `load_optimizer` a training starts anew from the weights: the fp32 masters are filled from them, all other
-    optimizer tensors with zeros, and the optimizer's step is 0. Both allow bf16 weights into fp32 tensors, which is
-    exact; otherwise a training resumes in the precision that it was saved in. Without `load_random_state` the saved
-    random state is left alone, as if another topology had written it.
+    dtypes. Digests are `find_resumable`'s part. `weights_only` leaves the optimizer alone (evaluation, export, a new
+    training from these weights) and then allows bf16 and fp16 weights into fp32 tensors, which is exact; a training
+    resumes in the precision that it was saved in.
     Raises CheckpointError on every rank; after a failure while reading, the tensors hold a mixture and the process
     must not train on.
     """
@@ -193,23 +188,22 @@ def load(
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
-    whole = load_optimizer and not weights_only
-    manifest = crew.on_first(what, lambda: _checked_manifest(folder, step, info, whole))
+    manifest = crew.on_first(what, lambda: _checked_manifest(folder, step, info, weights_only))
     optimizer_step = torch.zeros((), dtype=torch.int64)
-    wishes = crew.each(what, lambda: _wishes(state, optimizer_step, weights_only, load_optimizer))
-    for name, pieces in wishes:
+    parts = crew.each(what, lambda: _parts(state, optimizer_step))
+    if weights_only:
+        del parts[OPTIMIZER]
+    for name, pieces in parts.items():
         index = crew.each(what, bind(sharded_files.read_index, place / name))
-        crew.each(what, bind(check_pieces, name, index, pieces, not whole))
+        crew.each(what, bind(check_pieces, name, index, pieces, weights_only))
         wanted = set().union(*crew.gather({piece.key for piece in pieces}))
         crew.each(what, bind(check_complete, name, index, wanted))
-    for name, pieces in wishes:
+    for name, pieces in parts.items():
         crew.each(what, bind(sharded_files.read, place / name, pieces, crew))
-    if not load_optimizer and not weights_only:
-        _reset_moments(state.fragments)
     same = dict(manifest.topology) == dict(info.topology)
-    cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same and load_random_state))
+    cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same))
     remarks = () if same else (_reshaped(manifest.topology, info.topology),)
-    if same and load_random_state and rng is None:
+    if same and rng is None:
         remarks = ("the checkpoint holds no random-number state: streams are derived anew",)
     return Loaded(manifest, cursor, int(optimizer_step), rng, remarks, time.perf_counter() - started)
 
@@ -268,40 +262,17 @@ def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[Piece]
     return parts
 
 
-def _wishes(
-    state: ShardedState, optimizer_step: Tensor, weights_only: bool, load_optimizer: bool
-) -> list[tuple[str, list[Piece]]]:
-    """What is read from which folder, in turn: two readings of one folder where masters are made of weights."""
-    parts = _parts(state, optimizer_step)
-    if weights_only:
-        return [(WEIGHTS, parts[WEIGHTS])]
-    if load_optimizer:
-        return list(parts.items())
-    masters = [replace(item, tensors={MASTER: item.tensors[MASTER]}) for item in state.fragments]
-    pieces = [
-        replace(piece, key=piece.key.removesuffix(f"/{MASTER}")) for piece in sharded_files.fragment_pieces(masters)
-    ]
-    return [(WEIGHTS, parts[WEIGHTS]), (WEIGHTS, pieces)]
-
-
-def _reset_moments(fragments: Iterable[Fragment]) -> None:
-    for item in fragments:
-        for kind, run in item.tensors.items():
-            if kind != MASTER:
-                run.zero_()
-
-
-def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, whole: bool) -> Manifest:
+def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_only: bool) -> Manifest:
     manifest = catalogue.read_checkpoint(folder, step)
     faults = manifest_faults(folder / checkpoint_name(step), manifest, read_digests=False)
     if faults:
         raise CheckpointError(f"it is damaged: {faults[0]}; restore it or resume from an older step")
-    facts = {key: fact for key, fact in info.model.items() if whole or key != "precision.dtype"}
+    facts = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
     check_model(manifest.model, facts)
-    if whole and not any(entry.path.startswith(f"{OPTIMIZER}/") for entry in manifest.files):
+    if not weights_only and not any(entry.path.startswith(f"{OPTIMIZER}/") for entry in manifest.files):
         raise CheckpointError(
-            "it holds no optimizer state, only weights; set checkpoint.load_optimizer = false to go on from them with "
-            "a fresh optimizer, or use another step"
+            "it holds weights alone, from which no training resumes; use another step, or start another run from it "
+            "with checkpoint.load and checkpoint.load_optimizer = false"
         )
     return manifest
 

@@ -22,9 +22,9 @@ from trainer.checkpoint.huggingface_export import plan_export, write_export
 from trainer.checkpoint.huggingface_import import HuggingFaceModel
 from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
 from trainer.checkpoint.huggingface_tokenizer import tokenizer_files
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
-from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.config import TrainerConfig
 from trainer.data.tokenizer import train_tokenizer
 from trainer.engine import Engine

@@ -421,7 +421,7 @@ def test_text_for_people(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     path = card_file(card(6), tmp_path)
     assert main(["import", "--card", str(path), str(model)]) == 0
     shown = capsys.readouterr().out
-    assert "global_step0: 59,808 parameters in fp32, 1.0 MB with" in shown and shown.count("\n") == 1
+    assert "global_step0: 59,808 parameters in fp32, 1.2 MB with" in shown and shown.count("\n") == 1
     place = tmp_path / "run" / "checkpoints" / "main" / "global_step0"
     assert export(place, tmp_path / "out", "--max-shard-size", "60KB") == 0
     shown = capsys.readouterr().out

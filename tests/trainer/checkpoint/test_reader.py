@@ -19,10 +19,10 @@ from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, logical, state
 from trainer.checkpoint import randomness, rewrite, store
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.rewrite import row_blocks, source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract import Manifest, manifest_faults, read_latest
 
 MODEL, SHAPE, STEP = Model(), Shape(tensor=2, data=2), 30

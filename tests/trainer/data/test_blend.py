@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from fractions import Fraction
 
@@ -82,6 +83,29 @@ def test_wrong_guesses_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_longer_mixture_only_appends(weights: list[float], samples: int, more: int) -> None:
     short, long = build_blend(weights, samples), build_blend(weights, samples + more)
     assert short[0].tolist() == long[0][:samples].tolist() and short[1].tolist() == long[1][:samples].tolist()
+
+
+# Digests of the choices of megatron-core 0.16.1's compiled code, the members as int16: weights, samples.
+def uneven(seed: int, count: int) -> list[float]:
+    return (np.random.RandomState(seed).pareto(1.0, count) + 1e-4).tolist()
+
+
+MEGATRON = [
+    ([0.5, 0.3, 0.2], 100_000, "81e3962a7a22392d"),
+    ([1.0, 1.0, 1.0, 1.0], 20_000, "88125b4e53ffd22b"),
+    ([1e-6, 0.3, 1e-6, 0.7], 100_000, "9617fe403e98f08a"),
+    (uneven(1, 28), 200_000, "14b6ad0baf02f645"),
+    (uneven(2, 28), 200_000, "b502ba19a4e29646"),
+    (uneven(3, 3), 100_000, "015b23bd979d39d5"),
+    (uneven(4, 250), 100_000, "feeb298a9f96e217"),
+]
+
+
+@pytest.mark.parametrize(("weights", "samples", "expected"), MEGATRON)
+def test_blends_equal_megatron(weights: list[float], samples: int, expected: str) -> None:
+    sets, numbers = build_blend(weights, samples)
+    digest = hashlib.blake2b(sets.astype(np.int16).tobytes() + numbers.tobytes(), digest_size=8)
+    assert digest.hexdigest() == expected
 
 
 def test_more_members_than_a_byte_holds() -> None:

@@ -85,6 +85,16 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
         (["index", "{}/a", "--seq-length", "9", "--train-samples", "5", "--split", "x"], 2, "split 'x'"),
         (["index", "{}/a", "--seq-length", "0", "--train-samples", "5"], 2, "at least 1"),
         (["inspect"], 2, "PREFIX"),
+        (["preprocess", "--input", "{}/in.jsonl", "--output-prefix", "{}/z"], 2, "give --tokenizer"),
+        (
+            ["check", "{}/a", "--tokenizer-type", "gpt2_bpe", "--vocab-file", "x"],
+            2,
+            "gpt2_bpe needs --vocab-file and --merge-file",
+        ),
+        (["check", "{}/a", "--vocab-file", "x"], 2, "need --tokenizer-type"),
+        (["text", "--card", "{}/none.json", "--samples", "1-2"], 1, "cannot be read"),
+        (["text", "--card", "{}/none.json"], 2, "one of --samples and --iterations"),
+        (["probabilities", "--alpha", "nan", "{}/p_text_document"], 1, "alpha nan"),
         ([], 2, "COMMAND"),
         (["preprocess", "--input", "{}/in.jsonl", "--tokenizer", "{}", "--output-prefix", "{}/z"], 1, "does not exist"),
         (["merge", "{}/p_text_document", "--output-prefix", "{}/p_text_document"], 1, "both an input and the output"),
@@ -111,6 +121,8 @@ def test_both_command_lines_offer_the_same() -> None:
     commands = next(action.choices for action in build_parser()._actions if action.choices)
     assert set(group.commands) == set(commands)
     for name, command in group.commands.items():
+        if name == "text":  # its run is named differently: by a card here, by the resolved card there
+            continue
         ours = {
             word
             for parameter in command.params

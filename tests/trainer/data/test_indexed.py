@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import struct
@@ -99,6 +100,78 @@ def test_the_older_kind_is_read(tmp_path: Path) -> None:
     assert [data.get(n).tolist() for n in range(3)] == [[10, 11, 12], [], [70000, 13]]
     with pytest.raises(DataError, match="truncated"):
         IndexedDataset(put(tmp_path / "p", index[:-1], struct.pack("<5i", 10, 11, 12, 70000, 13)))
+
+
+def older_index(code: int, lengths: list[int], item: int) -> bytes:
+    """An index file of the older kind, spelled out from the format's definition."""
+    offsets = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    count = len(lengths)
+    return (
+        b"TNTIDX\x00\x00"
+        + struct.pack("<6Q", 1, code, item, count, count, count + 1)
+        + struct.pack(f"<{count + 1}q", *range(count + 1))
+        + struct.pack(f"<{count + 1}q", *offsets)
+        + struct.pack(f"<{count}q", *lengths)
+        + struct.pack(f"<{count + 1}q", *range(count + 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (6, "<f8"), (7, "<f8"), (7, "<f4"), (8, "<u2")],
+)
+def test_every_type_code_of_the_older_kind_is_read(tmp_path: Path, code: int, dtype: str) -> None:
+    tokens = np.array([3, 1, 4, 1, 5, 9], dtype=dtype)
+    prefix = put(tmp_path / "p", older_index(code, [4, 2], tokens.itemsize), tokens.tobytes())
+    for implementation in ("infer", "lazy", "cached"):
+        data = IndexedDataset(prefix, implementation)  # type: ignore[arg-type]
+        assert (data.kind, data.dtype, data.code) == ("older", np.dtype(dtype), code)
+        assert data.get(1).tolist() == [5, 9] and data.get(0, 1, 2).tolist() == [1, 4]
+        assert isinstance(data.tokens, np.memmap) == (implementation != "cached")
+
+
+@pytest.mark.parametrize(
+    ("older", "implementation", "words"),
+    [
+        (True, "mmap", r"p\.idx is an older index \(TNTIDX\), which the implementation 'mmap' does not read"),
+        (False, "lazy", r"p\.idx is a memory-mapped index \(MMIDIDX\), which the implementation 'lazy' does not read"),
+        (False, "cached", "set data.implementation to infer"),
+    ],
+)
+def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path, older: bool, implementation: str, words: str) -> None:
+    index = older_index(8, [2], 2) if older else mapped_index(8, [2], 2)
+    prefix = put(tmp_path / "p", index, struct.pack("<2H", 1, 2))
+    with pytest.raises(DataError, match=words):
+        IndexedDataset(prefix, implementation)  # type: ignore[arg-type]
+    assert IndexedDataset(prefix).kind == ("older" if older else "mapped")
+
+
+def test_both_kinds_merge_into_one(tmp_path: Path) -> None:
+    put(tmp_path / "old", older_index(8, [1, 3], 2), struct.pack("<4H", 1, 2, 3, 4))
+    write_pair(tmp_path / "new", [[5], [6, 7]])
+    merge([tmp_path / "old", tmp_path / "new"], tmp_path / "all")
+    assert idx_path(tmp_path / "all").read_bytes() == mapped_index(8, [1, 3, 1, 2], 2)
+    assert bin_path(tmp_path / "all").read_bytes() == struct.pack("<7H", *range(1, 8))
+
+
+# Digests of both files of a pair that megatron-core 0.16.1 writes of the same documents, for each type it has.
+MEGATRON_PAIRS = {
+    "uint8": "cc51c71786a56f81",
+    "int8": "2cb0a6a14bfaabd8",
+    "int16": "7de9442138e83a06",
+    "int32": "f024f01985e46283",
+    "int64": "d41da217d7136689",
+    "float64": "7c0dc92e39da18b9",
+    "float32": "6eea96c971e902fc",
+    "uint16": "e1568fa7f7a8927a",
+}
+
+
+@pytest.mark.parametrize("dtype", MEGATRON_PAIRS)
+def test_pairs_equal_megatron(tmp_path: Path, dtype: str) -> None:
+    prefix = write_pair(tmp_path / "p", [list(range(n % 9, n % 9 + n)) for n in range(1, 60)], dtype)
+    files = bin_path(prefix).read_bytes() + idx_path(prefix).read_bytes()
+    assert hashlib.blake2b(files, digest_size=8).hexdigest() == MEGATRON_PAIRS[dtype]
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(320, "<u2"), (65499, "<u2"), (65500, "<i4"), (250880, "<i4")])

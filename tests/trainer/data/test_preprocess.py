@@ -15,13 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from data_helpers import ROOT, texts, write_lines
+from data_helpers import ROOT, run_data, texts, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
-from trainer.data.tokenize import PreprocessRequest, preprocess, read_pieces
+from trainer.data.lines import read_pieces
+from trainer.data.sentences import split_sentences
+from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import load_tokenizer
 
 
@@ -222,3 +224,51 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder:
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "tr11 data: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
     assert visible(tmp_path / "out") == []
+
+
+def test_sentences_are_sequences_and_texts_are_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
+    lines = ["Alpha beta. Gamma delta!\nEta?", "One sentence", " ", "Zeta.  Mu."]
+    write_lines(tmp_path / "in.jsonl", lines)
+    asked = request(tmp_path, tokenizer_folder, sentences=True)
+    report = preprocess(asked)
+    assert asked.prefix.endswith("demo_text_sentence")
+    end = "<|endoftext|>"
+    assert decoded(asked.prefix, tokenizer_folder) == [
+        "Alpha beta.", "Gamma delta!", "Eta?" + end, "One sentence" + end, "Zeta.", "Mu." + end
+    ]  # fmt: skip
+    assert IndexedDataset(asked.prefix).documents.tolist() == [0, 3, 4, 6]
+    assert (report.documents, report.sequences, report.empty_texts) == (3, 6, 1)
+    kept = request(tmp_path, tokenizer_folder, sentences=True, keep_newlines=True)
+    preprocess(kept)
+    assert decoded(kept.prefix, tokenizer_folder)[1] == "Gamma delta!\n"
+
+
+@given(text=st.text('aB. !?。”\n"', max_size=60))
+@settings(max_examples=200)
+def test_sentences_hold_all_of_a_text_in_order(text: str) -> None:
+    parts = split_sentences(text)
+    assert "".join("".join(parts).split()) == "".join(text.split()) and all(part.strip() for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("It is 3.5 m. Yes.", ["It is 3.5 m.", "Yes."]),
+        ("so e.g. this stays. And “that.” Then", ["so e.g. this stays.", "And “that.”", "Then"]),
+        ("你好。再见！」好", ["你好。", "再见！」", "好"]),
+        ("No end", ["No end"]),
+        ("", []),
+    ],
+)
+def test_where_sentences_end(text: str, parts: list[str]) -> None:
+    assert split_sentences(text) == parts
+
+
+def test_other_types_of_tokenizers(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", ["alpha beta", "Beta"])
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\nalpha\nbeta\n")
+    words = ["--tokenizer-type", "bert_wordpiece_lower", "--vocab-file", tmp_path / "vocab.txt", "--workers", "2"]
+    done = run_data("preprocess", "--input", tmp_path / "in.jsonl", *words, "--output-prefix", tmp_path / "p")
+    assert done.returncode == 0, done.stderr
+    data = IndexedDataset(tmp_path / "p_text_document")
+    assert [data.get(number).tolist() for number in range(2)] == [[2, 3, 1], [3, 1]]

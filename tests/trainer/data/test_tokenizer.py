@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.data.errors import DataError
-from trainer.data.tokenizer import is_trained, load_tokenizer, train_tokenizer
+from trainer.data.tokenizer import TokenizerSpec, is_trained, load_tokenizer, train_tokenizer
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
@@ -92,3 +92,102 @@ def test_a_trained_tokenizer_is_known_by_its_request(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     assert not is_trained(tmp_path, {"corpus": "x"})
     assert not is_trained(tmp_path / "nowhere", {"corpus": "x"})
+
+
+def gpt2_files(folder: Path, tokenizer_folder: Path) -> TokenizerSpec:
+    """The trained byte-level BPE in OpenAI's two files."""
+    model = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *lines]) + "\n")
+    return TokenizerSpec("gpt2_bpe", None, str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "Alpha",
+    "alpha",
+    "be",
+    "##ta",
+    "gam",
+    "##ma",
+    "caf",
+    "##e",
+    "##é",
+    ",",
+    ".",
+]
+
+
+def bert_file(folder: Path) -> str:
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return str(folder / "vocab.txt")
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_gpt2_files_are_the_same_tokenizer(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, text: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "gpt2"
+    folder.mkdir(exist_ok=True)
+    ours = load_tokenizer(gpt2_files(folder, tokenizer_folder))
+    theirs = load_tokenizer(tokenizer_folder)
+    assert (ours.vocabulary_size, ours.eod_id, ours.end_token) == (320, 0, "<|endoftext|>")
+    assert (
+        ours.encode_batch([text]) == theirs.encode_batch([text]) and ours.decode(ours.encode_batch([text])[0]) == text
+    )
+
+
+def test_a_text_cannot_spell_the_end_of_a_gpt2_document(tmp_path: Path, tokenizer_folder: Path) -> None:
+    ours = load_tokenizer(gpt2_files(tmp_path, tokenizer_folder))
+    ids = ours.encode_batch(["alpha<|endoftext|>beta"])[0]
+    assert ours.eod_id not in ids and ours.decode(ids) == "alpha<|endoftext|>beta"
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_wordpiece_equals_transformers(tmp_path: Path, lower: bool) -> None:
+    from transformers import BertTokenizerFast
+
+    file = bert_file(tmp_path)
+    ours = load_tokenizer(TokenizerSpec("bert_wordpiece_lower" if lower else "bert_wordpiece", None, file))
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    theirs = BertTokenizerFast(vocab=vocabulary, do_lower_case=lower)
+    for text in ("Alpha beta, gamma.", "ALPHA café", "beta\u4e2dbeta", "  unknownword alpha"):
+        assert ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False)["input_ids"], text
+    assert (ours.vocabulary_size, ours.end_token, ours.eod_id) == (16, "[SEP]", 3)
+    assert ours.encode_batch(["Alpha"]) == [[6 if lower else 5]]
+
+
+def test_settings_are_part_of_the_digest(tmp_path: Path, tokenizer_folder: Path) -> None:
+    file = bert_file(tmp_path)
+    specs = [
+        TokenizerSpec("bert_wordpiece", None, file),
+        TokenizerSpec("bert_wordpiece_lower", None, file),
+        gpt2_files(tmp_path, tokenizer_folder),
+        TokenizerSpec(path=str(tokenizer_folder)),
+    ]
+    assert len({load_tokenizer(spec).digest() for spec in specs}) == 4
+
+
+def test_refusals_of_the_other_types(tmp_path: Path, tokenizer_folder: Path) -> None:
+    gpt2 = gpt2_files(tmp_path, tokenizer_folder)
+    file = bert_file(tmp_path)
+    for spec, words in (
+        (TokenizerSpec("gpt2_bpe"), "type gpt2_bpe needs a vocabulary file"),
+        (TokenizerSpec("gpt2_bpe", None, gpt2.vocabulary_file), "needs a merges file"),
+        (TokenizerSpec("gpt2_bpe", None, file, gpt2.merges_file), "cannot be read as a tokenizer"),
+        (
+            TokenizerSpec("gpt2_bpe", None, "/nowhere/vocab.json", gpt2.merges_file),
+            "/nowhere/vocab.json does not exist",
+        ),
+        (TokenizerSpec("bert_wordpiece", None, gpt2.merges_file), r"has no \[UNK\]"),
+        (TokenizerSpec(), "needs a path"),
+    ):
+        with pytest.raises(DataError, match=words) as caught:
+            load_tokenizer(spec)
+        assert "\n" not in str(caught.value)

@@ -12,8 +12,8 @@ from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.commands.export import read_card, shown_bytes
 from trainer.checkpoint.huggingface_import import HuggingFaceModel
 from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
-from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.config import TrainerConfig
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.data.progress import progress_bar

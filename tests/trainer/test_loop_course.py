@@ -1,0 +1,226 @@
+"""The loop's course with everything on: curriculum, skipped ranges, restarts, spikes, roll-backs, schedule rules.
+
+Each case is a real training of a tiny model on two stages; what a restart must give is what the uninterrupted run gave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import VOCABULARY, tiny
+from spawn import run_ranks
+
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.config import TrainerConfig
+from trainer.contract import EndMarker, checkpoint_steps, read_latest
+from trainer.data.indexed_write import IndexedWriter
+from trainer.engine import StepResult
+from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
+from trainer.loop import Trainer
+from trainer.metrics import Interval
+from trainer.recovery_file import read_recovery
+
+
+def card(folder: Path, **changes: Any) -> TrainerConfig:
+    """A run of 24 steps of 16 samples on two stages; `changes` are sections with the keys to set in them."""
+    if not (folder / "tokens.idx").exists():
+        tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
+        with IndexedWriter(folder / "tokens", "uint16") as writer:
+            writer.add_documents(tokens, np.full(60, 40, dtype=np.int32))
+    value = tiny(pipeline=2).model_dump(mode="json")
+    value["run"]["directory"] = str(folder / "run")
+    value["batch"]["train_samples"] = 16 * 24
+    value["schedule"] |= {"warmup_samples": 64}
+    value["checkpoint"] |= {"interval": 5}
+    value["data"] |= {"prefixes": [str(folder / "tokens")], "workers": 0}
+    value["logging"]["tensorboard"] = False
+    for section, keys in changes.items():
+        value[section] = (value[section] or {}) | keys
+    return TrainerConfig.model_validate(value)
+
+
+class Spiking(Trainer):
+    """Damages the model before the step of one iteration, once; as a real spike does, the loss and norm jump."""
+
+    spike_at: int | None = None
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 == self.spike_at:
+            type(self).spike_at = None
+            with torch.no_grad():
+                for fragment in self.engine.sharded_state().fragments:
+                    fragment.tensors["fp32"].mul_(-9.0)
+            self.engine.finish_load(self.engine.sharded_state())
+        return super()._step(interval)
+
+
+def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
+    """One attempt on this rank; returns the end reason, and the iteration."""
+    job = str(number)
+    Spiking.spike_at = spike_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
+    trainer = Spiking(
+        config,
+        Path("none.json"),
+        Attempt(job, 1, config.paths.stop_request(job)),
+        beats,
+        SignalFlag(),
+        time.monotonic(),
+    )
+    reason = trainer.train()
+    iteration = trainer.progress.iteration
+    trainer.close()
+    return reason, iteration
+
+
+def refusal(config: TrainerConfig, number: int) -> str:
+    try:
+        attempt(config, number)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def run(config: TrainerConfig, number: int = 1, spike_at: int | None = None) -> tuple[str, int]:
+    results = run_ranks(attempt, 2, config, number, spike_at, launch=False)
+    assert results[0] == results[1]
+    return results[0]
+
+
+def records(config: TrainerConfig, kind: str = "step") -> list[dict[str, Any]]:
+    lines = config.paths.metrics.read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def curve(config: TrainerConfig) -> dict[int, tuple[float, ...]]:
+    """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was trained."""
+    keys = ("lm_loss", "grad_norm", "consumed_samples", "consumed_tokens", "learning_rate", "curriculum_length")
+    return {record["iteration"]: tuple(record[key] for key in keys) for record in records(config)}
+
+
+COURSE: dict[str, Any] = {
+    "batch": {"ramp": {"start": 8, "increment": 8, "samples": 48}},
+    "curriculum": {"kind": "linear", "start_length": 8, "step": 4, "total_steps": 12},
+    "data": {"skip_ranges": ["4-6", "15-15"]},
+    "model": {"attention_dropout": 0.1, "hidden_dropout": 0.1, "activation_checkpointing": True},
+    "evaluation": {"interval": 5, "iterations": 1},
+}
+
+
+def test_restarts_inside_curriculum_ramp_and_skipped_ranges_change_nothing(tmp_path: Path) -> None:
+    whole = card(tmp_path, **COURSE, run={"directory": str(tmp_path / "whole"), "exit_interval": 18})
+    assert run(whole) == ("exit-interval", 18)
+    expected = curve(whole)
+    assert set(expected) == set(range(1, 19)) - {4, 5, 6, 15}
+    lengths = [values[5] for _, values in sorted(expected.items())]
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (8, 16)
+    # The counters moved over what was skipped: whole global batches, at the lengths that the curriculum has there.
+    assert expected[7][2] - expected[3][2] == 3 * 8 + 16
+    cut = card(tmp_path, **COURSE, run={"directory": str(tmp_path / "cut"), "exit_interval": 7})
+    assert run(cut, 1) == ("exit-interval", 7)
+    assert run(cut, 2) == ("exit-interval", 14)  # the next step would be the skipped one
+    last = card(tmp_path, **COURSE, run={"directory": str(tmp_path / "cut"), "exit_interval": 18})
+    assert run(last, 3) == ("exit-interval", 18)
+    assert curve(cut) == expected  # bit for bit
+    evaluations = [(record["iteration"], record["lm_loss"]) for record in records(whole, "validation")]
+    assert [iteration for iteration, _ in evaluations] == [10]  # 5 and 15 were skipped
+    assert [(record["iteration"], record["lm_loss"]) for record in records(cut, "validation")] == evaluations
+
+
+def test_a_training_ends_at_its_tokens_and_after_a_skipped_end(tmp_path: Path) -> None:
+    tokens = card(tmp_path, batch={"train_tokens": 16 * 16 * 6 - 1}, run={"directory": str(tmp_path / "tokens-run")})
+    assert run(tokens) == ("finished", 6)
+    skipped = card(tmp_path, data={"skip_ranges": ["8-400"]}, run={"directory": str(tmp_path / "skipped")})
+    assert run(skipped) == ("finished", 24)
+    assert max(curve(skipped)) == 7
+    assert run(skipped, 2)[0] == "finished"  # a restart has nothing left to train
+
+
+def test_a_spike_is_rolled_back_and_its_data_skipped(tmp_path: Path) -> None:
+    recovery = {"on_spike": "roll_back", "skip_margin": 1, "roll_backs": 1}
+    config = card(tmp_path, recovery=recovery, checkpoint={"interval": 4}, run={"exit_interval": 20})
+    assert run(config, spike_at=14) == ("exit-interval", 20)
+    spikes, backs = records(config, "spike"), records(config, "roll-back")
+    assert spikes[0]["iteration"] in {14, 15}
+    assert backs[0]["to"] == 12
+    losses = {iteration: values[0] for iteration, values in curve(config).items()}
+    assert max(losses[iteration] for iteration in range(17, 21)) < 5.0  # ln 64 is 4.2, and the spike was far above
+    remembered = read_recovery(config.paths)
+    assert [event.to_step for event in remembered.events] == [12]
+    first, last = remembered.events[0].skip_first, remembered.events[0].skip_last
+    assert first <= 14 <= last
+    trained_again = [record["iteration"] for record in records(config)]
+    assert not [step for step in trained_again[trained_again.index(max(14, spikes[0]["iteration"])) + 1 :]
+                if first <= step <= last]  # fmt: skip
+    # A restart knows of it, and what was saved in the spike is out of its way.
+    again = card(tmp_path, recovery=recovery, checkpoint={"interval": 4}, run={"exit_interval": 22})
+    assert run(again, 2) == ("exit-interval", 22)
+    assert read_latest(config.paths.checkpoints) == 22
+
+
+def test_a_spike_that_is_only_flagged_stops_nothing(tmp_path: Path) -> None:
+    config = card(tmp_path, recovery={"on_spike": "flag"}, run={"exit_interval": 16})
+    assert run(config, spike_at=13) == ("exit-interval", 16)
+    assert records(config, "spike")
+    assert not records(config, "roll-back")
+
+
+def test_minutes_between_saves(tmp_path: Path) -> None:
+    config = card(tmp_path, checkpoint={"interval": None, "interval_minutes": 1e-6}, run={"exit_interval": 4})
+    assert run(config) == ("exit-interval", 4)
+    assert checkpoint_steps(config.paths.checkpoints) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("style", ["tr11-synchronous", "deepspeed"])
+def test_other_ways_of_saving_resume_alike(tmp_path: Path, style: str) -> None:
+    saving = {"asynchronous": False} if style != "deepspeed" else {"format": "deepspeed"}
+    whole = card(tmp_path, run={"directory": str(tmp_path / "whole"), "exit_interval": 8})
+    run(whole)
+    cut = card(tmp_path, checkpoint=saving, run={"exit_interval": 4})
+    assert run(cut, 1) == ("exit-interval", 4)
+    assert run(cut, 2) == ("exit-interval", 8)
+    assert curve(cut) == curve(whole)
+    marker = EndMarker.read(cut.paths.end_marker("2"))
+    assert marker is not None
+    assert marker.checkpoint_step == 8
+
+
+def test_a_schedule_that_differs_is_named_and_can_be_overridden(tmp_path: Path) -> None:
+    first = card(tmp_path, run={"exit_interval": 3})
+    run(first)
+    hotter = {"learning_rate": 1e-3, "warmup_samples": 64}
+    refused = run_ranks(refusal, 2, card(tmp_path, schedule=hotter), 2, launch=False)
+    assert refused[0] == refused[1]
+    assert "learning rate: value from checkpoint (0.003) is not equal to the card's (0.001)" in refused[0]
+    betas = run_ranks(refusal, 2, card(tmp_path, optimizer={"beta2": 0.95}), 3, launch=False)
+    assert "optimizer.beta2 is 0.999 there and 0.95 in the card" in betas[0]
+    over = card(tmp_path, schedule=hotter | {"on_resume": "override"}, run={"exit_interval": 6})
+    assert run(over, 4) == ("exit-interval", 6)
+    assert max(values[4] for step, values in curve(over).items() if step > 3) < 1.01e-3
+    back = card(
+        tmp_path, schedule=hotter | {"learning_rate": 3e-3, "on_resume": "checkpoint"}, run={"exit_interval": 8}
+    )
+    assert run(back, 5) == ("exit-interval", 8)
+    assert max(values[4] for step, values in curve(back).items() if step > 6) < 1.01e-3
+
+
+def test_fine_tuning_takes_the_weights_alone(tmp_path: Path) -> None:
+    first = card(tmp_path, run={"directory": str(tmp_path / "first"), "exit_interval": 6})
+    run(first)
+    start = {"load": str(first.paths.checkpoints), "finetune": True}
+    tuned = card(tmp_path, checkpoint=start, run={"directory": str(tmp_path / "tuned"), "exit_interval": 2})
+    assert run(tuned) == ("exit-interval", 2)
+    assert curve(tuned)[1][2] == 16  # counters from zero, weights not
+    fresh = card(tmp_path, run={"directory": str(tmp_path / "fresh"), "exit_interval": 2})
+    run(fresh)
+    assert not math.isclose(curve(tuned)[1][0], curve(fresh)[1][0], rel_tol=1e-4)
+    assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
