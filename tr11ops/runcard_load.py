@@ -213,13 +213,18 @@ def _undefined_problem(name: str, uses: Sequence[tuple[Key, str]]) -> Problem:
     return Problem(dotted(key), value, rule, f"export {name}=... or write the value")
 
 
+GROUP_KEYS: frozenset[Key] = frozenset({("data", "train_group"), ("data", "valid_groups"), ("data", "test_groups")})
+
+
 def make_absolute(
     tables: Mapping[str, Any], path_keys: frozenset[Key], directory: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Paths at `path_keys` (or in a list there) made absolute from `directory`; `~/` is $HOME."""
+    """Paths at `path_keys` (or in a list there) and in data groups made absolute from `directory`; `~/` is $HOME."""
 
     def change(key: Key, value: Any) -> Any:
         plain = key[:-1] if key and isinstance(key[-1], int) else key
+        if isinstance(value, str) and plain in GROUP_KEYS:
+            return _absolute_group(value, directory)
         if not isinstance(value, str) or not value or plain not in path_keys:
             return value
         if value.startswith("~/") and environment.get("HOME"):
@@ -228,6 +233,15 @@ def make_absolute(
 
     result: dict[str, Any] = _map(dict(tables), change)
     return result
+
+
+def _absolute_group(text: str, directory: Path) -> str:
+    """A group `NAME: WEIGHT START:END PREFIX, ...` with absolute prefixes; what is no group is left for its parser."""
+    name, colon, rest = text.partition(":")
+    parts = [part.split() for part in rest.split(",")]
+    if not colon or any(len(fields) != 3 for fields in parts):
+        return text
+    return f"{name}: " + ", ".join(f"{weight} {span} {directory / prefix}" for weight, span, prefix in parts)
 
 
 def _map(value: Any, change: Callable[[Key, Any], Any], key: Key = ()) -> Any:

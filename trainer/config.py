@@ -111,10 +111,6 @@ class TrainerConfig(Section):
         """
         return bool(self.data.test_groups or self.data.test_groups_file) and self.evaluation.iterations > 0
 
-    @property
-    def decay_samples(self) -> int:
-        return self.schedule.decay_samples or self.batch.train_samples
-
     def data_parallel(self, world_size: int) -> int:
         """Data-parallel degree on `world_size` workers (integer division)."""
         return world_size // (self.parallel.tensor * self.parallel.pipeline)

@@ -158,6 +158,7 @@ class Trainer:
         self.spikes.settle()
         resumed = load_newest(config, self.mesh, self.engine, self._say)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
+        self.total = path_of(config, self.progress.position).total_iterations
         if resumed.was_loaded:
             self.dumps.on_load(self.progress.iteration, self.engine.named_parameters(), self._facts())
         self.saver = Saver(

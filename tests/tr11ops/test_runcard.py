@@ -343,3 +343,13 @@ def test_every_key_is_described() -> None:
     rows = [line for line in card_reference().splitlines() if line.startswith("| `")]
     assert len(rows) > 80
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_prefixes_inside_groups_become_absolute(tmp_path):
+    from tr11ops.runcard_load import make_absolute
+
+    groups = ["a: 1 0:1 x/one, 2 0:0.5 /abs/two", "not a group"]
+    tables = {"data": {"train_group": "train: 0.5 0:1 data/x", "valid_groups": groups}}
+    made = make_absolute(tables, frozenset(), tmp_path, {})
+    assert made["data"]["train_group"] == f"train: 0.5 0:1 {tmp_path}/data/x"
+    assert made["data"]["valid_groups"] == [f"a: 1 0:1 {tmp_path}/x/one, 2 0:0.5 /abs/two", "not a group"]

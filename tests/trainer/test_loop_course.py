@@ -224,3 +224,18 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path) -> None:
     run(fresh)
     assert not math.isclose(curve(tuned)[1][0], curve(fresh)[1][0], rel_tol=1e-4)
     assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
+
+
+def test_named_groups_are_validated_one_by_one_and_tested_at_the_end(tmp_path: Path) -> None:
+    prefix = tmp_path / "tokens"
+    data = {
+        "prefixes": [],
+        "train_group": f"train: 1 0:0.8 {prefix}",
+        "valid_groups": [f"valid: 1 0.8:0.9 {prefix}", f"valid_aa: 0.5 0.8:0.85 {prefix}, 0.5 0.85:0.9 {prefix}"],
+        "test_groups": [f"test: 1 0.9:1 {prefix}"],
+        "workers": 1,
+    }
+    config = card(tmp_path, data=data, evaluation={"interval": 4, "iterations": 1}, batch={"train_samples": 16 * 6})
+    assert run(config) == ("finished", 6)
+    found = [(record["iteration"], record["name"]) for record in records(config, "validation")]
+    assert found == [(4, "valid"), (4, "valid_aa"), (6, "valid"), (6, "valid_aa"), (6, "test")]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -153,7 +152,7 @@ def list_checkpoints(
         fault = f"{folder / LATEST_FILE} is missing: a restart takes the newest whole checkpoint"
     if as_json:
         print(
-            json.dumps(
+            dumps(
                 {
                     "schema": SCHEMA, "folder": str(folder), "latest": latest, "fault": fault or None,
                     "checkpoints": [row.document() for row in rows],

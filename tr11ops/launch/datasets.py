@@ -7,9 +7,12 @@ header and the last entries are read, so a terabyte costs what a kilobyte costs.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainer.config import DataSection
 
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -30,6 +33,19 @@ class DatasetFacts:
 
 class _Fault(ValueError):
     """A dataset that is not whole."""
+
+
+def prefixes_of(data: DataSection) -> tuple[str, ...]:
+    """Every prefix that a card names, once: its own list, and the third field of each part of its groups.
+
+    Groups that cannot be read as such give nothing here; the trainer says what is wrong with them.
+    """
+    groups = [data.train_group or "", *data.valid_groups, *data.test_groups]
+    for file in (data.train_groups_file, data.valid_groups_file, data.test_groups_file):
+        if file is not None and Path(file).is_file():
+            groups += re.findall(r'"([^"]*)"', Path(file).read_text(encoding="utf-8", errors="replace"))
+    parts = [part.split() for group in groups for part in group.partition(":")[2].split(",")]
+    return tuple(dict.fromkeys([*data.prefixes, *(fields[2] for fields in parts if len(fields) == 3)]))
 
 
 def look_at(prefix: str) -> DatasetFacts:

@@ -14,7 +14,7 @@ import psutil
 
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
 from tr11ops.evidence import cause, read_exclusions
-from tr11ops.launch.datasets import DatasetFacts, look_at
+from tr11ops.launch.datasets import DatasetFacts, look_at, prefixes_of
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
@@ -121,7 +121,7 @@ def observe_launch(
         exclusions=read_exclusions(directory.exclusions),
         place=look_at_place(directory),
         kill_switch=_kill_switch(directory),
-        datasets=tuple(look_at(prefix) for prefix in card.data.prefixes),
+        datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)),
         tokenizer=_tokenizer(card),
         checkpoints=_observed(lambda: _checkpoints(directory)),
     )

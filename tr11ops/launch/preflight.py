@@ -183,6 +183,8 @@ def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[Check]:
         rule = f"{dataset.prefix} has {dataset.tokens:,} tokens, {need}"
         yield refused("data.prefixes", rule, "give more data, or lower model.sequence_length", 2)
         return
+    if card.data.uses_groups:
+        return  # each group names its own parts; the trainer counts them exactly
     shares = [float(share) for share in card.data.split.split(",")]
     parts = [("training", shares[0])]
     if card.evaluation.iterations > 0:

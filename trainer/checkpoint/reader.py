@@ -28,6 +28,11 @@ from trainer.contract import MANIFEST_FILE, FileEntry, Manifest, file_digest
 
 T = TypeVar("T")
 
+# How the files of each part begin, in the topology-free layout and in the original's.
+_PREFIXES: dict[str, tuple[str, ...]] = {
+    WEIGHTS: (f"{WEIGHTS}/", "layer_"),
+    OPTIMIZER: (f"{OPTIMIZER}/", "bf16_zero_", "zero_"),
+}
 _PIECE_BYTES = 64 << 20  # read at once when only a part of each row is wanted
 
 
@@ -43,7 +48,7 @@ def open_checkpoint(place: Path) -> TensorSource:
 
 
 def check_digests(place: Path, part: Part, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-    """Read every byte of one part of a topology-free checkpoint and compare it with the manifest's digests.
+    """Read every byte of one part of a checkpoint with a manifest, and compare it with the manifest's digests.
 
     `on_bytes` is told the size of each file read. Raises CheckpointError with the first file that differs.
     """
@@ -236,7 +241,7 @@ class _Window(io.RawIOBase):
 
 
 def _files_of(manifest: Manifest, part: str) -> list[FileEntry]:
-    return [entry for entry in manifest.files if entry.path.startswith(f"{part}/")]
+    return [entry for entry in manifest.files if entry.path.startswith(_PREFIXES[part])]
 
 
 def _check_sizes(place: Path, entries: Sequence[FileEntry]) -> None:

@@ -111,14 +111,15 @@ def test_a_source_travels_to_other_processes(tmp_path: Path) -> None:
     assert differences(pickle.loads(sent), source) == []
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> DeepSpeedSource:
+    return write(tmp_path_factory.mktemp("opened"), memory_source(SIZES), shape(2, 2, 5))
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_rectangle_of_any_tensor(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    source = memory_source(SIZES)
-    folder = tmp_path_factory.getbasetemp() / "rectangles"
-    if not folder.exists():
-        write(folder, source, shape(2, 2, 5))
-    found = open_deepspeed_layout(folder / "global_step5")
+def test_any_rectangle_of_any_tensor(opened: DeepSpeedSource, data: st.DataObject) -> None:
+    found, source = opened, memory_source(SIZES)
     part: Part = data.draw(st.sampled_from(["weights", "optimizer"]))
     key = data.draw(st.sampled_from(sorted(found.tensors(part))))
     offsets, sizes = [], []

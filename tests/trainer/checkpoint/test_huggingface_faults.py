@@ -425,7 +425,7 @@ def test_text_for_people(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     place = tmp_path / "run" / "checkpoints" / "main" / "global_step0"
     assert export(place, tmp_path / "out", "--max-shard-size", "60KB") == 0
     shown = capsys.readouterr().out
-    assert "step 0, 59,808 parameters in float32, 239.2 kB in 5 files" in shown and shown.count("\n") == 1
+    assert "step 0, 59,808 parameters in float32, 239.2 kB in 6 files" in shown and shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
         (["inspect", "{}/nothing"], 1, "nothing.idx is missing"),
         (["tokenizer", "--corpus", "{}/none.jsonl", "--out", "{}/t"], 1, "none.jsonl: there is no such file"),
         (["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--vocab-size", "20"], 2, "at least 258"),
-        (["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--json-key", "k"], 1, "line 1: .*under 'k'"),
+        (["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--json-key", "k"], 1, "line 1: no key 'k'"),
         (["index", "{}/p_text_document", "--seq-length", "99999", "--train-samples", "5"], 1, "one sample needs"),
         (["index", "1", "{}/a", "2", "--seq-length", "9", "--train-samples", "5"], 2, "pairs WEIGHT PREFIX"),
         (["index", "x", "{}/a", "--seq-length", "9", "--train-samples", "5"], 2, "weight of .*not a number"),

@@ -15,6 +15,7 @@ from trainer.checkpoint.huggingface_tokenizer import TokenizerFiles, tokenizer_f
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.whole_folder import check_target
 from trainer.config import CardError, TrainerConfig, load_trainer_config
+from trainer.contract import MANIFEST_FILE
 from trainer.data.progress import progress_bar, say
 
 HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         raise CheckpointError(f"{place} was not exported: {error}") from None
     for remark in (*remarks, *plan.remarks):
         say(f"tr11: {remark}")
-    verify = options.verify and source.facts.layout == "tr11"
+    verify = options.verify and (place / MANIFEST_FILE).is_file()  # other tools write none
     with progress_bar() as bar:
         if verify:
             task = bar.add_task("verifying", total=part_bytes(place, "weights"))
