@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 SHELL := /bin/bash
 
-.PHONY: help setup slurm demo test check bench clean
+.PHONY: help setup slurm demo test soak check bench clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
+	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   the measurements of benchmarks/"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
@@ -36,6 +37,9 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest tests $(PYTEST_OPTIONS)
+
+soak: setup
+	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
 
 check: $(VENV)/.installed
 	@$(BIN)/ruff check tr11ops trainer tests benchmarks

@@ -35,6 +35,7 @@ from trainer.model.positions import alibi_slopes, local_alibi_slopes
 
 ALONE = Mesh.single(CPU)
 END, SIZE = 3, 8
+UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without")
 
 
 # ----------------------------------------------------------------------------- where documents begin
@@ -79,6 +80,7 @@ def naive(query: Tensor, key: Tensor, value: Tensor, slopes: list[float], docume
     return answer
 
 
+@UNFUSED
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("alibi", [False, True])
 def test_kernels_equal_a_naive_loop(alibi: bool, inside: bool) -> None:
@@ -93,6 +95,7 @@ def test_kernels_equal_a_naive_loop(alibi: bool, inside: bool) -> None:
         torch.testing.assert_close(CausalKernel()(*heads(), None, 0.0), expected, atol=2e-6, rtol=1e-5)
 
 
+@UNFUSED
 def test_kernels_notice_new_documents() -> None:
     slopes, other = local_alibi_slopes(3, ALONE), numbers().flip(0).contiguous()
     expected = naive(*heads(), alibi_slopes(3), other)

@@ -9,6 +9,8 @@ roundings partly cancel; the bound is one rounding of the loss, 2^-9 x 4.2 = 8e-
 
 from __future__ import annotations
 
+import math
+import random
 from functools import cache
 
 import pytest
@@ -100,3 +102,26 @@ def test_recomputation_changes_no_bit() -> None:
     plain, recomputed = curves((1, 1, 1))[0], curves((1, 1, 1), recompute=True)[0]
     assert plain.losses == recomputed.losses
     assert plain.norms == recomputed.norms
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_random_shapes_equal_one_process(draw: int) -> None:
+    """Models and topologies drawn at random: the rule holds for shapes that nobody chose."""
+    chance = random.Random(f"shape {draw}")
+    pipeline, tensor, data = chance.choice([shape for shape in TOPOLOGIES if math.prod(shape) >= 4])
+    model = {
+        "layers": chance.choice([2, 4]),
+        "attention_heads": chance.choice([4, 6]),
+        "hidden_size": chance.choice([24, 48]),
+        "ffn_hidden_size": chance.choice([40, 96]),
+        "sequence_length": chance.choice([8, 12]),
+        "position_embedding": chance.choice(["alibi", "absolute", "rotary"]),
+        "embedding_layernorm": chance.random() < 0.5,
+        "activation_checkpointing": chance.random() < 0.5,
+    }
+    (reference,) = run_ranks(train, 1, tiny(**model))
+    ranks = run_ranks(train, pipeline * tensor * data, tiny(pipeline, tensor, **model))
+    check_replicas(ranks)
+    assert furthest(ranks[0].losses, reference.losses) <= FP32_LOSS
+    relative = [abs(left - right) / right for left, right in zip(norms(ranks[0]), norms(reference), strict=True)]
+    assert max(relative) <= FP32_NORM

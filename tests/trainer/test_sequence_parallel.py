@@ -205,6 +205,26 @@ def test_resume_with_dropout_is_bitwise_and_copies_stay_equal(dtype: str) -> Non
         assert straight != run(tiny(2, 2, **DROPOUT), 0, 6)[0]  # masks of their own
 
 
+def seeded(config: TrainerConfig, name: str) -> list[str]:
+    """Two steps with dropout, then one bit of one rank's copy changed: what the guard says."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    for step in range(2):
+        engine.train_step(batches(config, mesh, step, SIZE), SIZE, step)
+    assert engine.disagreeing_parameters() == []
+    if mesh.rank == 3:
+        bits = dict(engine.named_parameters())[name].data.view(-1).view(torch.int32)
+        bits[5] ^= 1
+    answer = engine.disagreeing_parameters()
+    engine.close()
+    return answer
+
+
+@pytest.mark.parametrize("name", ["blocks.1.attention.dense.bias", "embedding.word.weight"])
+def test_guard_names_the_copy_whose_last_bit_differs(name: str) -> None:
+    assert run_ranks(seeded, 4, cut(2, 2, **DROPOUT), name) == [[name]] * 4
+
+
 def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of the replicated parameters: this rank's shares after one micro batch, and their sums."""
     from trainer.model.gpt import replicated_parameters

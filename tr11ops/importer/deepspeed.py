@@ -10,7 +10,7 @@ from typing import Any
 
 from tr11ops.importer.launch import Launch
 from tr11ops.importer.reader import Script, WrittenFile
-from tr11ops.importer.traced import ScriptError, Traced
+from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced
 
 _NUMBER = re.compile(r"-?[0-9]+(?:_[0-9]+)+(?:\.[0-9]+)?")
 _SIGNS = ("train_micro_batch_size_per_gpu", "zero_optimization", "train_batch_size")
@@ -112,6 +112,8 @@ def _mended(content: Traced) -> tuple[str, list[int]]:
 def _flatten(value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, Setting]) -> None:
     for name, item in value.items():
         key = f"{prefix}{name}"
+        if key.count(".") > DEEPEST_NESTING:
+            raise ScriptError(file.line, "the DeepSpeed settings are nested too deeply", "mend the script")
         position = max(file.content.text.find(f'"{name}"', start), 0)
         if isinstance(item, dict):
             _flatten(item, key + ".", position, file, settings)

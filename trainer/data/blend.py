@@ -14,9 +14,13 @@ from trainer.data.groups import parse_number
 
 # A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
 BLEND_MARGIN = 1.005
-# Samples of a mixture that are chosen together, and choices by which a segment of them runs ahead of its beginning.
+# Samples of a mixture that are chosen together, the segments they are cut into, and the choices by which a segment
+# runs ahead of its beginning.
 BLEND_BLOCK = 1 << 22
-BLEND_WARM_UP = 512
+BLEND_SEGMENTS = 1024
+BLEND_WARM_UP = 256
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
@@ -70,73 +74,84 @@ def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any
     shares /= np.sum(shares)  # again, as the original does: it decides the last bit, and so ties
     sets = np.empty(samples, dtype=np.uint8 if len(shares) < 255 else np.uint16)
     numbers = np.empty(samples, dtype=np.int64)
-    counts = np.zeros(len(shares), dtype=np.int64)
+    counts = np.zeros(len(shares))
     for first in range(0, samples, BLEND_BLOCK):
         block = slice(first, min(first + BLEND_BLOCK, samples))
-        _choose(shares, counts, first, sets[block])
-        order = np.argsort(sets[block], kind="stable")
-        taken = np.bincount(sets[block], minlength=len(shares))
-        starts = np.cumsum(taken) - taken
-        numbers[block][order] = np.arange(len(order)) + np.repeat(counts - starts, taken)
-        counts += taken
+        counts = _choose(shares, counts, first, sets[block], numbers[block])
     return sets, numbers
 
 
-def _choose(shares: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], first: int, out: npt.NDArray[Any]) -> None:
+def _choose(
+    shares: FloatArray, counts: FloatArray, first: int, sets: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+) -> FloatArray:
     """The greedy choices for samples `first`, `first + 1`, ...; `counts` is how often each member was taken before.
 
     The greedy rule forgets its past quickly: from any plausible counts it soon makes the same choices. So the block is
     cut into segments that run side by side, each from guessed counts and some choices ahead of its beginning. Wherever
     a segment did not begin with the counts that the one before it ended with, it is run again from those. At the end
     every segment continues its predecessor, and the first began right, so the result is the sequential one.
+    Returns the counts after the block.
     """
     warm_up = max(BLEND_WARM_UP, 8 * len(shares))
-    length = 4 * warm_up
-    segments = len(out) // length
-    begins = np.zeros((len(shares), max(segments, 1)))
-    begins[:, 0] = counts
+    segments = min(BLEND_SEGMENTS, len(sets) // (4 * warm_up))
+    length = len(sets) // segments if segments else 0
+    done = segments * length
+    begins = np.zeros((max(segments, 1), len(shares)))
+    begins[0] = counts
     if segments > 1:
         positions = first + length * np.arange(1, segments) - warm_up
-        begins[:, 1:] = _guess(shares, positions)
-        _run(shares, begins[:, 1:], positions, warm_up)
-    choices = np.empty((length, segments), dtype=out.dtype)
+        begins[1:] = _guess(shares, positions)
+        _run(shares, begins[1:], positions, warm_up)
     ends = begins.copy()
+    chosen = sets[:done].reshape(segments, length)
+    taken = numbers[:done].reshape(segments, length)
     wrong = np.arange(segments)
     while len(wrong):
-        state = begins[:, wrong]
-        choices[:, wrong] = _run(shares, state, first + length * wrong, length, out.dtype)
-        ends[:, wrong] = state
-        wrong = 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))
-        begins[:, wrong] = ends[:, wrong - 1]
-    done = segments * length
-    out[:done] = choices.T.reshape(-1)
-    rest = _run(shares, ends[:, -1:].copy(), np.array([first + done]), len(out) - done, out.dtype)
-    out[done:] = rest[:, 0]
+        state = begins[wrong]
+        chosen[wrong], taken[wrong] = (part.T for part in _run(shares, state, first + length * wrong, length))
+        ends[wrong] = state
+        wrong = 1 + np.flatnonzero(np.any(begins[1:] != ends[:-1], axis=1))
+        begins[wrong] = ends[wrong - 1]
+    last = ends[-1:].copy()
+    rest_sets, rest_numbers = _run(shares, last, np.array([first + done]), len(sets) - done)
+    sets[done:], numbers[done:] = rest_sets[:, 0], rest_numbers[:, 0]
+    return last[0]
 
 
-def _guess(shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Plausible counts [members, positions]: rare members late, since one that is overdue is taken at once."""
-    counts = np.maximum(np.ceil(shares[:, None] * positions) - 1, 0)
-    missing = positions - np.sum(counts, axis=0)
+def _guess(shares: FloatArray, positions: npt.NDArray[np.int64]) -> FloatArray:
+    """Plausible counts [positions, members]: rare members late, since one that is overdue is taken at once."""
+    counts = np.maximum(np.ceil(positions[:, None] * shares) - 1, 0)
+    missing = positions - np.sum(counts, axis=1)
     rank = np.argsort(np.argsort(-shares, kind="stable"), kind="stable")
-    return counts + (rank[:, None] < missing)
+    return counts + (rank < missing[:, None])
 
 
 def _run(
-    shares: npt.NDArray[np.float64],
-    counts: npt.NDArray[np.float64],
-    positions: npt.NDArray[np.int64],
-    steps: int,
-    dtype: npt.DTypeLike = np.uint16,
-) -> npt.NDArray[Any]:
-    """Let the greedy rule make `steps` choices in every column; changes `counts` [members, columns] in place."""
-    columns = np.arange(len(positions))
-    choices = np.empty((steps, len(positions)), dtype=dtype)
+    shares: FloatArray, counts: FloatArray, positions: npt.NDArray[np.int64], steps: int
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
+    """Let the greedy rule make `steps` choices in every row; changes `counts` [rows, members] in place.
+
+    Returns the members that were chosen, and how often each had been before [steps, rows].
+    """
+    rows, members = counts.shape
+    chosen = np.empty((steps, rows), dtype=np.uint16)
+    taken = np.empty((steps, rows), dtype=np.int32 if positions.max(initial=0) < 2**31 - steps else np.int64)
+    flat = counts.reshape(-1)
+    begins = np.arange(rows) * members
+    weights = np.repeat(shares[None], rows, axis=0)
+    x = np.repeat(np.maximum(positions, 1).astype(np.float64)[:, None], members, axis=1)
     behind = np.empty_like(counts)
     for step in range(steps):
-        np.multiply(shares[:, None], np.maximum(positions + step, 1), out=behind)
+        np.multiply(weights, x, out=behind)
         np.subtract(behind, counts, out=behind)
-        chosen = behind.argmax(axis=0)
-        choices[step] = chosen
-        counts[chosen, columns] += 1
-    return choices
+        best = behind.argmax(axis=1)
+        chosen[step] = best
+        best += begins
+        before = flat.take(best)
+        taken[step] = before
+        before += 1
+        flat[best] = before
+        x += 1
+        if step == 0:
+            x[positions == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
+    return chosen, taken

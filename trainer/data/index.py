@@ -94,20 +94,21 @@ def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_lengt
     token i * sequence_length of the row of documents; each document holds as many beginnings as multiples of the
     sequence length fall into it, so counting them replaces the walk from sample to sample.
     """
-    lengths = np.asarray(sizes)[document_index]
+    lengths = np.take(np.asarray(sizes), document_index)
     ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1])
-    samples = (total - 1) // sequence_length
+    samples = (int(ends[-1]) - 1) // sequence_length
     largest = max(len(document_index), int(np.max(lengths)))
-    dtype = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
-    # Beginnings in [0, end) of each document, less those before it.
-    beginnings = -(-ends // sequence_length)
-    beginnings[1:] -= beginnings[:-1].copy()
-    result = np.empty((samples + 1, 2), dtype=dtype)
-    positions = np.repeat(np.arange(len(lengths), dtype=dtype), beginnings)
+    result = np.empty((samples + 1, 2), dtype=np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
+    # For each document the number of the first beginning that is not in it, nor before it. A beginning lies in the
+    # first document for which that number is larger, so it is enough to count the numbers.
+    beyond = ends + (sequence_length - 1)
+    beyond //= sequence_length
+    positions = np.cumsum(np.bincount(beyond, minlength=samples + 1)[: samples + 1])
     result[:, 0] = positions
-    ends -= lengths
-    result[:, 1] = np.arange(samples + 1, dtype=np.int64) * sequence_length - ends[positions]
+    beginnings = np.arange(0, (samples + 1) * sequence_length, sequence_length, dtype=np.int64)
+    beginnings -= ends[positions]
+    beginnings += lengths[positions]
+    result[:, 1] = beginnings
     result[0] = 0  # the walk begins at the first document even when that one is empty
     return result
 

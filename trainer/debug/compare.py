@@ -200,8 +200,9 @@ def _numbers_delta(one: Fingerprint, other: Fingerprint, rule: _Rule, same_type:
         (one.mean, other.mean, one.largest),
         (one.norm, other.norm, one.norm),
     ]
-    if one.non_finite == other.non_finite and one.non_finite:
-        pairs = [pair for pair in pairs if not math.isnan(pair[0]) or not math.isnan(pair[1])]
+    if one.non_finite != other.non_finite:
+        return Delta(one.count, None, math.nan)
+    pairs = [pair for pair in pairs if pair[0] != pair[1] and not (math.isnan(pair[0]) and math.isnan(pair[1]))]
     gaps = [abs(mine - theirs) for mine, theirs, _ in pairs]
     largest = math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
     exact = same_type and not rule.tolerance

@@ -77,18 +77,21 @@ def test_a_file_system_that_has_no_direct_writes(tmp_path: Path, monkeypatch: py
 
 
 def test_a_write_that_fails_names_the_file_and_closes_it(tmp_path: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(Path("/proc/self/fd").iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES + 100, hard))
     try:
         with pytest.raises(OSError, match="File too large") as caught:
-            write_files([(tmp_path / "good", content([10])), (tmp_path / "long", content([3 * BLOCK_BYTES]))])
+            write_files(
+                (tmp_path / name, [files.as_bytes(piece) for piece in content([size])])
+                for name, size in (("good", 10), ("long", 3 * BLOCK_BYTES))
+            )
         assert caught.value.filename == str(tmp_path / "long")
         with pytest.raises(OSError, match="File too large"), digesting(tmp_path / "serialized") as stream:
             torch.save(torch.zeros(8 * BLOCK_BYTES), stream)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:

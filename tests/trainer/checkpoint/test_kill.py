@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoint import world
+from tests.trainer.checkpoint import lives, world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.writer import AsyncSaver, Finished
 from trainer.contract import checkpoint_steps
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)
@@ -29,10 +30,17 @@ def info(shape: Shape) -> CheckpointInfo:
     return CheckpointInfo(shape.topology, {"model.layers": MODEL.layers})
 
 
-def save(folder: Path, shape: Shape, rank: int, step: int, content: int) -> None:
-    """Save as `step` the state whose values are those of `content`."""
+def save(folder: Path, shape: Shape, rank: int, step: int, content: int, beside: bool = False) -> None:
+    """Save as `step` the state whose values are those of `content`; `beside`: in the background."""
     cursor = {"content": content, "consumed_samples": content, "consumed_tokens": content}
-    store.save(folder, step, state(MODEL, shape, rank, content), Extras(cursor), info(shape))
+    live, extras = state(MODEL, shape, rank, content), Extras(cursor)
+    if not beside:
+        store.save(folder, step, live, extras, info(shape))
+        return
+    saver = AsyncSaver(folder, print)
+    saver.start(step, live, extras, info(shape))
+    [outcome] = saver.wait()
+    assert isinstance(outcome, Finished), outcome
 
 
 def survivor(folder: Path) -> tuple[int, int] | None:
@@ -61,12 +69,12 @@ def die_at(event_number: int, folder: Path) -> None:
     sys.addaudithook(hook)
 
 
-def killed_at(event_number: int, folder: Path, step: int, content: int) -> bool:
+def killed_at(event_number: int, folder: Path, step: int, content: int, beside: bool) -> bool:
     """Save in a forked child that dies at the n-th file operation. False if the save ended before."""
     child = os.fork()
     if child == 0:
         die_at(event_number, folder)
-        save(folder, Shape(), 0, step, content)
+        save(folder, Shape(), 0, step, content, beside)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -77,7 +85,7 @@ def killed_at(event_number: int, folder: Path, step: int, content: int) -> bool:
 
 
 def kill_everywhere(
-    rank: int, root: Path, old: list[tuple[int, int]], new: tuple[int, int]
+    rank: int, root: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
 ) -> list[tuple[int, int] | None]:
     """Kill a save of `new` at each of its file-system operations in turn; what was found after each."""
     base = root / "base"
@@ -88,7 +96,7 @@ def kill_everywhere(
     for number in itertools.count():
         folder = root / f"try{number}"
         shutil.copytree(base, folder)
-        killed = killed_at(number, folder, *new)
+        killed = killed_at(number, folder, *new, beside)
         found.append(survivor(folder))
         save(folder, Shape(), 0, 9, 9)  # the next save works, and cleans up
         names = {f"global_step{step}" for step in checkpoint_steps(folder)} | {"latest"}
@@ -104,8 +112,11 @@ def kill_everywhere(
     [([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))],
     ids=["first", "next", "over-the-same-step"],
 )
-def test_killed_at_every_file_operation(memory_path: Path, old: list[tuple[int, int]], new: tuple[int, int]) -> None:
-    [found] = world.run(1, kill_everywhere, memory_path, old, new)
+@pytest.mark.parametrize("beside", [False, True], ids=["synchronous", "asynchronous"])
+def test_killed_at_every_file_operation(
+    memory_path: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
+) -> None:
+    [found] = world.run(1, kill_everywhere, memory_path, old, new, beside)
     before = old[-1] if old else None
     assert set(found) == {before, new}
     assert found == sorted(found, key=lambda value: value == new), "once visible, the new one stays"
@@ -148,3 +159,17 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
             reached = found[0]
     assert reached >= 5, "saves ended between the kills"
     assert len(left_behind) > 3, "kills fell inside saves"
+
+
+def test_eight_ranks_killed_while_they_save_beside_the_training(memory_path: Path, tmp_path: Path) -> None:
+    tally = lives.many_lives(8, memory_path, tmp_path, seed=5)
+    assert tally.gains >= 3, "saves ended between the kills"
+    assert len(tally.moments) >= 2, "kills fell at different moments"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills(memory_path: Path, tmp_path: Path) -> None:
+    tally = lives.many_lives(100, memory_path, tmp_path, seed=int(os.environ.get("TR11_SOAK_SEED", "1")))
+    print(f"\n{tally}")
+    assert tally.gains >= 50

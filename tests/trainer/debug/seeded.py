@@ -128,7 +128,7 @@ class UnclippedDuplicate(Engine):
         result = super().train_step(*arguments, **options)
         if self.mesh.tensor_rank > 0:
             for master, kept in zip(masters, before, strict=True):
-                master += 3.0 * (master - kept)
+                master.add_(master - kept, alpha=3.0)
             self._pipeline.optimizer.update_lp_params()
         return result
 

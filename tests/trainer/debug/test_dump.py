@@ -62,7 +62,7 @@ def test_fingerprint_form(tmp_path: Path) -> None:
     head, row = (tmp_path / f"{stem}.txt").read_text().splitlines()
     assert head.split() == ["min", "max", "mean", "l2", "norm", "metadata"]
     assert row.endswith("embedding.word.weight [10, 8]")
-    assert float(row[:13]) == pytest.approx(float(named[0][1].min()), rel=1e-6)
+    assert float(row[:13]) == pytest.approx(float(named[0][1].detach().min()), rel=1e-6)
 
 
 def test_companion_says_what_the_diff_needs(tmp_path: Path) -> None:
@@ -81,7 +81,13 @@ def test_companion_says_what_the_diff_needs(tmp_path: Path) -> None:
     assert record.random_state.keys() >= {"torch", "python", "numpy"}
     norm, up, word = record.parameters
     assert (norm.replicated, norm.sharding_dim, norm.tied) == (True, None, False)
-    assert (up.replicated, up.sharding_dim, up.shape, up.global_shape, up.offsets) == (False, 0, (6, 8), (12, 8), (6, 0))
+    assert (up.replicated, up.sharding_dim, up.shape, up.global_shape, up.offsets) == (
+        False,
+        0,
+        (6, 8),
+        (12, 8),
+        (6, 0),
+    )
     assert (word.tied, word.dtype, word.numbers.count) == (True, "bfloat16", 80)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -40,7 +41,7 @@ def test_a_cut_tensor_has_the_fingerprint_of_the_whole(
     tensor, dim = drawn(shape, dtype, seed), data.draw(st.integers(0, len(shape) - 1))
     cuts = sorted(data.draw(st.sets(st.integers(0, shape[dim]))) | {0, shape[dim]})
     joined = EMPTY
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    for low, high in itertools.pairwise(cuts):
         offsets = [low if inner == dim else 0 for inner in range(len(shape))]
         joined = joined.joined(fingerprint(tensor.narrow(dim, low, high - low), shape, offsets))
     whole = fingerprint(tensor)
@@ -80,7 +81,7 @@ def test_what_is_not_finite_survives_json(values: list[float]) -> None:
     again = Fingerprint.from_document(json.loads(json.dumps(found.document(), allow_nan=False)))
     assert again.digest == found.digest
     assert again.non_finite == found.non_finite == sum(not math.isfinite(value) for value in values)
-    if math.nan in values:
+    if any(map(math.isnan, values)):
         assert all(map(math.isnan, (found.minimum, found.maximum, found.mean, found.norm)))
         assert math.isnan(found.joined(fingerprint(torch.ones(3))).maximum)
 
