@@ -10,6 +10,7 @@ corpora are compared bit by bit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import json
@@ -22,6 +23,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer.data.blend import build_blend, normalised
 from trainer.data.corpus import build_corpus
+from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.sources import Reading, open_splits
-from trainer.data.stream import SampleStream
+from trainer.data.sources import Reading, plan_splits
+from trainer.data.stream import Reader, SampleStream
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from trainer.data.workers import WorkerPool
 
 MEGATRON_SHARE = 0.80  # its rule for the last epoch; everything else is the same
 
@@ -263,15 +267,75 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
         say(f"mixture of {samples:,}, {name}, CPU s", f"{seconds:.2f}", line)
 
 
+class ThreadReader:
+    """Reads ahead in one thread of this process: the way that is compared with worker processes, and not taken."""
+
+    depth = 8
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source, self.sequence_length = source, source.sequence_length
+        self._pool = ThreadPoolExecutor(1)
+        self._asked: dict[int, Future[np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def ask(self, numbers: np.ndarray) -> int:
+        ticket = int(numbers[0])
+        self._asked[ticket] = self._pool.submit(read_rows, self._source, numbers)
+        return ticket
+
+    def take(self, ticket: int) -> np.ndarray:
+        return self._asked.pop(ticket).result()
+
+    def drop(self, ticket: int) -> None:
+        self._asked.pop(ticket)
+
+
 def measure_stream(prefix: Path, folder: Path) -> None:
-    """Micro-batches of 8 samples of 512 tokens from the prepared corpus."""
-    splits = open_splits(
-        [(1.0, prefix)], "1", {"train": 40_000}, Reading(512, 1, cache_folder=folder / "maps")
-    )
-    for prefetch in (0, 4):
-        stream = SampleStream(splits["train"], 8, prefetch=prefetch)
-        seconds, count = timed(lambda taken=stream: sum(1 for _ in taken), repeats=1)
-        say(f"micro-batches, prefetch {prefetch}, samples of 512/s", f"{count * 8 / seconds:,.0f}")
+    """Micro-batches of 2 samples of 2,048 tokens: all at once, and as a training draws them, with work between."""
+    import torch
+
+    samples = 8000
+    plan = plan_splits([(1.0, prefix)], "1", {"train": samples}, Reading(2048, 1, cache_folder=folder / "maps"))[
+        "train"
+    ]
+    source = plan.open()
+    weights = torch.ones(512, 512)
+    torch.set_num_threads(1)
+
+    def step() -> None:
+        torch.mm(weights, weights, out=out)
+
+    out = torch.empty_like(weights)
+    reference = [tokens.clone() for tokens, _ in SampleStream(source, 2)]
+    for name, workers in (("in the training's process", 0), ("1 thread", -1), ("1 worker", 1), ("2 workers", 2)):
+        with contextlib.ExitStack() as stack:
+            reader: Reader | SampleSource = source
+            if workers < 0:
+                reader = ThreadReader(source)
+                stack.callback(reader._pool.shutdown)
+            elif workers:
+                pool = stack.enter_context(contextlib.closing(WorkerPool({"train": plan}, workers)))
+                reader = pool.reader("train")
+            stream = SampleStream(reader, 2)
+            next(stream)  # workers are up
+            seconds, equal = timed(
+                lambda stream=stream: all(
+                    torch.equal(tokens, wanted) for (tokens, _), wanted in zip(stream, reference[1:], strict=True)
+                ),
+                repeats=1,
+            )
+            stream.skip_to(0)
+            next(stream)
+            waits = []
+            for _ in range(800):
+                step()
+                began = time.perf_counter()
+                next(stream)
+                waits.append(time.perf_counter() - began)
+        stalls = f"{1e6 * float(np.median(waits)):,.0f} us a micro-batch, mean {1e6 * float(np.mean(waits)):,.0f}"
+        say(f"samples of 2,048/s, {name}", f"{samples / seconds:,.0f}", f"training waits {stalls}; equal {equal}")
 
 
 def main() -> None:

@@ -146,12 +146,12 @@ def estimate(
             for segment in path.segments
         ),
         weight_bytes=flops.weight_bytes(count.total, card.precision),
-        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
+        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision),
         checkpoint_files=flops.deepspeed_checkpoint_files(
             model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
         ),
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
-        training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
+        training_bytes=flops.training_bytes(count.total, card.precision),
         worker_state_bytes=_largest_worker(card, stages),
         duration=_duration(card, path, seconds_per_iteration, assumed_tflops, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(card)),
@@ -166,17 +166,8 @@ def _step_shape(card: RunCard, batch: int) -> StepShape:
 def _largest_worker(card: RunCard, stages: tuple[flops.Stage, ...] | None) -> int | None:
     if stages is None:
         return None
-    table = card.tokenizer.padded_vocabulary_size * card.model.hidden_size // card.parallel.tensor
-    return max(
-        flops.worker_state_bytes(
-            stage.parameters_per_worker,
-            card.precision,
-            card.data_parallel_degree,
-            card.optimizer,
-            table if stage.embedding or stage.head else 0,
-        )
-        for stage in stages
-    )
+    largest = max(stage.parameters_per_worker for stage in stages)
+    return flops.worker_state_bytes(largest, card.precision, card.data_parallel_degree)
 
 
 def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:

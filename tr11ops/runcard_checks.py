@@ -30,7 +30,9 @@ def operation_problems(card: RunCard) -> list[Problem]:
     minutes = card.run.exit_duration_minutes
     if minutes is not None and minutes * 60 >= limit:
         rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
-        problems.append(Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less"))
+        problems.append(
+            Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
+        )
     early = card.slurm.signal_seconds_before_limit
     if early is not None and early >= limit:
         rule = f"must be below slurm.time_limit ({limit} seconds)"

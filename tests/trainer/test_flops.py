@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, ParallelSection, PrecisionSection
 from trainer.model import flops
 from trainer.model.devices import device_peak, peak_tflops
 
@@ -132,16 +132,6 @@ def test_bytes() -> None:
     assert flops.weight_bytes(10, FP32) == 40
     assert flops.worker_state_bytes(1000, BF16, 8) == 6000 + 1500
     assert flops.training_bytes(10, PrecisionSection(dtype="fp16")) == 180
-
-
-def test_bytes_of_8_bit_moments() -> None:
-    """Two bytes a parameter, but for the word embedding, whose moments stay in fp32."""
-    eight = OptimizerSection(type="adam8bit")
-    assert flops.moment_bytes(1000, eight) == 2000
-    assert flops.moment_bytes(1000, eight, embedding=100) == 1800 + 800
-    assert flops.checkpoint_bytes(1000, BF16, eight, 100) == 6000 + 2600
-    assert flops.worker_state_bytes(1000, BF16, 4, eight, 100) == 6000 + (4000 + 2600) // 4
-    assert flops.checkpoint_bytes(1000, BF16, OptimizerSection(), 100) == flops.checkpoint_bytes(1000, BF16)
 
 
 def test_files_of_the_deepspeed_layout() -> None:

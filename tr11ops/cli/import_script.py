@@ -30,8 +30,9 @@ def import_script(
 ) -> None:
     """Turn an old batch script into a run card. The script is read, never run.
 
-    What could not be placed, what was changed and what is wrong with the script is told with its line. Exit code 0:
-    the card is complete; 1: it is written, and a person must decide something; 2: the script cannot be read.
+    What is not in the card, what was changed and what is wrong with the script is told with its line.
+
+    Exit code 0: the card is complete; 1: it is written, and a person must decide; 2: the script cannot be read.
 
     [bold]Examples[/bold]
 

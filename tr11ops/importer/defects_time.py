@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.estimate import estimate
 from tr11ops.importer.results import Defect, Severity
 from tr11ops.runcard import RunCard
+from trainer.model import flops
 
 # TFLOPs that large trainings reached on each kind of GPU, by the word in the constraint or partition.
 _REACHED = (("h100", 400.0), ("h200", 400.0), ("a100", 149.0), ("v100", 45.0))
@@ -21,15 +21,14 @@ def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
         return
     words = f"{card.slurm.constraint} {card.slurm.partition} {card.slurm.account}".lower()
     tflops = next((value for word, value in _REACHED if word in words), _UNKNOWN)
-    duration = estimate(card, assumed_tflops=tflops).duration
-    if duration is None:
-        return
-    seconds, limit = duration.seconds_per_iteration * interval, card.time_limit_seconds
+    rows = card.tokenizer.padded_vocabulary_size
+    a_step = flops.tflops_per_gpu(card.model, rows, card.batch.global_batch_size, 1.0, card.world_size) / tflops
+    seconds, limit = a_step * interval, card.time_limit_seconds
     if seconds <= _LARGEST_SHARE * limit:
         return
     hours = f"{seconds / 3600:.1f} hours"
     basis = f"at {tflops:g} TFLOPs a GPU, an assumption"
-    advised = max(1, int(_LARGEST_SHARE * limit / 2 / duration.seconds_per_iteration))
+    advised = max(1, int(_LARGEST_SHARE * limit / 2 / a_step))
     fix = f"--set checkpoint.interval={advised}, or checkpoint.interval_minutes"
     if seconds >= limit:
         what = f"a save every {interval} iterations is one in {hours}, more than the whole attempt ({basis})"

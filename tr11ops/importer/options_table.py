@@ -79,7 +79,6 @@ _KEYS = [
     _key("--train-tokens", "batch.train_tokens", integer),
     # optimizer and schedule
     _key("--optimizer", "optimizer.type", one_of(adam="adamw", adamw="adamw")),
-    _switch("--use-bnb-optimizer", "optimizer.type", always("adam8bit")),
     _key("--adam-beta1", "optimizer.beta1", number),
     _key("--adam-beta2", "optimizer.beta2", number),
     _key("--adam-eps", "optimizer.epsilon", number),

@@ -28,12 +28,15 @@ _OWN_VARIABLES = {
     "LOCAL_RANK": "given to every worker",
 }
 _RENAMED = {"NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+# What a batch script asks of the machine, and a card does not need: the first node, times, places.
+_HARMLESS = re.compile(r"scontrol show hostname|\b(date|pwd|hostname|whoami|nproc|mktemp|basename|dirname)\b")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 
 
 def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
     """Place the environment, the set-up lines and the rendezvous port; tell of commands that tr11 does not run."""
     _launcher(builder, script, launch)
+    _unread(builder, script)
     reached = names_of_launch(script, launch)
     setup: list[str] = []
     setup_line = 0
@@ -55,6 +58,13 @@ def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
                 setup_line = setup_line or item.line
     if setup:
         builder.put("slurm.setup", list(dict.fromkeys(setup)), "the script's own set-up", setup_line)
+
+
+def _unread(builder: Builder, script: Script) -> None:
+    """Tell of what only a running shell could work out; where it reaches a key, that key asks for a decision too."""
+    for (source, line), why in script.variables.unread.items():
+        if not _HARMLESS.search(source):
+            builder.leave(source, "", line, Reason.NO_COUNTERPART, f"in a value: {why}")
 
 
 def place_conditions(builder: Builder, script: Script, launch: Launch) -> None:

@@ -132,7 +132,7 @@ def _place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) ->
         )
         return
     count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
-    each = checkpoint_bytes(count.total, card.precision, card.optimizer, count.word_embedding)
+    each = checkpoint_bytes(count.total, card.precision)
     needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
     if isinstance(free, Unknown):
         yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial as bind
 from itertools import chain
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
-from trainer.checkpoint import catalogue, sharded_files
+from trainer.checkpoint import sharded_files
 from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
@@ -38,20 +37,11 @@ from trainer.checkpoint.deepspeed_layout import DeepSpeedSource, open_deepspeed_
 from trainer.checkpoint.deepspeed_names import layer_file, module_name, optimizer_file, place_of, rank_file
 from trainer.checkpoint.deepspeed_partition import fragments_of
 from trainer.checkpoint.deepspeed_write import UNKNOWN_SETTINGS, write_file
-from trainer.checkpoint.files import make_folder
+from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, prepare, publish, write_extras
 from trainer.checkpoint.sharded_files import Piece
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.state import ShardedState
-from trainer.checkpoint.store import (
-    RNG,
-    CheckpointInfo,
-    Extras,
-    Loaded,
-    SaveResult,
-    make_manifest,
-    publish,
-    write_extras,
-)
+from trainer.checkpoint.store import Loaded, SaveResult
 from trainer.contract import FileEntry, Manifest, checkpoint_name
 from trainer.mesh import Mesh
 
@@ -144,6 +134,7 @@ def save_deepspeed(
     mesh: Mesh,
     *,
     settings: OptimizerSettings = UNKNOWN_SETTINGS,
+    save_optimizer: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name it. Collective.
@@ -151,15 +142,16 @@ def save_deepspeed(
     As complete or invisible as `store.save`'s: hidden folder, manifest, rename, then `latest`. Each rank needs its
     own partition in memory once more while it writes. The last stage's partitions hold this engine's tied weight,
     after its other matrices, and no idle copies of the embedding's LayerNorm; `write_deepspeed_layout` makes a folder
-    that the original's own classes load. Raises CheckpointError on every rank, and the older checkpoints are as
+    that the original's own classes load. `settings` is what the parameter groups say; without `save_optimizer` there
+    are no optimizer files. Raises CheckpointError on every rank, and the older checkpoints are as
     before.
     """
     crew = Crew(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
-    with_optimizer = any(crew.gather(bool(state.fragments)))  # a rank may hold nothing but padding
+    with_optimizer = save_optimizer and any(crew.gather(bool(state.fragments)))  # a rank may hold nothing but padding
     share = crew.each(what, lambda: _Share(state, mesh, int(info.model["model.layers"]), with_optimizer))
-    partial = crew.on_first(what, lambda: _prepare(folder, step))
+    partial = crew.on_first(what, bind(prepare, folder, step, []))
     try:
         entries = crew.each(what, lambda: _write_share(partial, share, extras, info, settings))
         entries += crew.each(what, lambda: write_extras(partial, crew.rank, step, extras))
@@ -170,17 +162,6 @@ def save_deepspeed(
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
-
-
-def _prepare(folder: Path, step: int) -> Path:
-    """Clean up after killed saves and make this save's hidden folder; rank 0 only."""
-    folder.mkdir(parents=True, exist_ok=True)
-    catalogue.settle_replaced(folder)
-    catalogue.remove_leftovers(folder)
-    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
-    make_folder(partial)
-    make_folder(partial / RNG)
-    return partial
 
 
 class _Share:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import math
+import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +19,8 @@ from torch import Tensor
 
 from trainer.checkpoint.deepspeed_layout import OWN_KEY
 from trainer.checkpoint.deepspeed_partition import FlatFragment, padding_elements, partition_elements
+from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.state import FRAGMENT_KINDS
-from trainer.checkpoint.store import CheckpointInfo
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: query, key and value rows in the order of heads
 _ZERO_STAGE = 1
@@ -189,9 +193,7 @@ def optimizer_contents(
 
     `module_names`: our name -> the original's, for the parameters in `groups`.
     """
-    # DeepSpeed's own class, because its unpicklers look the name up. Only a writer needs it.
-    from deepspeed.utils.tensor_fragment import fragment_address
-
+    fragment_address = _fragment_address()
     last = data_rank == degrees.data - 1
     sizes = [partition_elements(group.total, degrees.data) for group in groups]
     stripped = [padding_elements(group.total, degrees.data, data_rank) for group in groups]
@@ -225,6 +227,16 @@ def optimizer_contents(
         "ds_config": {"zero_optimization": {"stage": _ZERO_STAGE}},
         "ds_version": version,
     }
+
+
+def _fragment_address() -> Any:
+    """DeepSpeed's class of fragments, because its unpicklers look the name up. Only a writer imports the library."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns of what it could not find
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from deepspeed.utils.tensor_fragment import fragment_address
+    return fragment_address
 
 
 def _base_state(groups: Sequence[FlatGroup], step: int, settings: OptimizerSettings) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def _roles(files: OpenFiles, names: Names, said_layers: object) -> Roles:
             raise CheckpointError(f"{files.folder} holds no file of the model's {_SHOWN[kind]}; {AGAIN}")
     # A tied embedding may be written once more, by the stage of the head.
     embedding, blocks, final = by_kind["embedding"][0], by_kind["block"], by_kind["final"][0]
+    if embedding != min(kinds):
+        raise CheckpointError(f"{files.folder / layer_file(min(kinds), 0)} does not hold the word embedding; {AGAIN}")
     count = said_layers if isinstance(said_layers, int) else len(blocks)
     first = embedding - EMBEDDING_POSITION + FIRST_BLOCK
     wanted = range(first, first + count)
@@ -230,8 +232,8 @@ def _weight(files: OpenFiles, position: int, theirs: str, ours: str, tensor: int
         value = files.tensor(name, (theirs,))
         if (tuple(value.shape), value.dtype) != (local, first.dtype):
             raise CheckpointError(
-                f"{files.folder / name} holds {theirs} as {tuple(value.shape)} {value.dtype}, tensor rank 0 as "
-                f"{local} {first.dtype}: it is of another checkpoint; {AGAIN}"
+                f"{files.folder / name} holds {theirs} as {tuple(value.shape)} {value.dtype}, "
+                f"{layer_file(position, 0)} as {local} {first.dtype}: one of them is of another checkpoint; {AGAIN}"
             )
         run = Run(name, (theirs,), 0, math.prod(local), 0)
         slices.append(Slice(sharding.offsets(local, rank), local, (run,)))

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from trainer.checkpoint.source import TensorFacts
 from trainer.checkpoint.state import FRAGMENT_KINDS
 
 Keys = tuple[str | int, ...]
+_Mappings = list[list[dict[str, tuple[int, int]]]]  # data rank -> group -> parameter -> (start, elements)
 _STATE, _PARTITIONS, _BASE = "optimizer_state_dict", "single_partition_of_fp32_groups", "base_optimizer_state"
 _TIED = re.compile(r"tied_modules\.[^.]+\.(.+)")
 _POSITIONED = re.compile(r"(\d+)\.(.+)")
@@ -57,10 +59,11 @@ def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
     options: tuple[Mapping[str, Any], ...] = ()
     for model_rank in range(layout.pipeline * layout.tensor):
         stage, tensor_rank = divmod(model_rank, layout.tensor)
+        expected = _expected_mappings(files, layout.data, model_rank)
         # Ranks in numerical order: each parameter's fragments follow one another over the data ranks.
         for data_rank in range(layout.data):
             name = optimizer_file(data_rank, model_rank, layout.names.bf16)
-            share = _share(files, name, layout.data, model_rank, data_rank)
+            share = _share(files, name, layout.data, expected, data_rank)
             steps.update(dict.fromkeys(share.steps, name))
             options = options or share.options
             for inner, keys, start, numel in share.fragments:
@@ -91,7 +94,7 @@ def _check_settings(files: OpenFiles, layout: Layout) -> None:
         )
 
 
-def _share(files: OpenFiles, name: str, data: int, model_rank: int, data_rank: int) -> _Share:
+def _share(files: OpenFiles, name: str, data: int, expected: _Mappings | None, data_rank: int) -> _Share:
     states = files.states(name).get(_STATE)
     if not isinstance(states, dict) or not isinstance(states.get(_PARTITIONS), list):
         raise CheckpointError(f"{files.folder / name} holds no state of ZeRO stage 1 or 2: it is foreign; {AGAIN}")
@@ -101,9 +104,7 @@ def _share(files: OpenFiles, name: str, data: int, model_rank: int, data_rank: i
             f"{files.folder / name} is one of {counts} partitions, and the files are of {data}: files are missing, "
             f"or it is of another checkpoint; {AGAIN}"
         )
-    mappings = states.get("param_slice_mappings")
-    if mappings is None:
-        mappings = _computed_mappings(files, data, model_rank, data_rank)
+    mappings = _mappings(files.folder / name, states, expected, data_rank)
     fragments, steps, options = [], set(), []
     for group, (mapping, partition) in enumerate(zip(mappings, states[_PARTITIONS], strict=True)):
         where, moments, option = _group_state(states.get(_BASE, {}), group)
@@ -116,16 +117,14 @@ def _share(files: OpenFiles, name: str, data: int, model_rank: int, data_rank: i
         keys: dict[str, Keys] = {
             kind: (_STATE, _PARTITIONS, group) if kind == "fp32" else (_STATE, _BASE, *where, kind) for kind in flat
         }
-        for inner, address in mapping.items():
-            found = attributes(address)
-            start, numel = int(found["start"]), int(found["numel"])
+        for inner, (start, numel) in mapping.items():
             for kind, tensor in flat.items():
                 if start < 0 or start + numel > tensor.numel():
                     raise CheckpointError(
                         f"{files.folder / name}: {kind} of {inner} should be elements {start} to {start + numel} of a "
                         f"partition that has {tensor.numel()}: it is damaged; {AGAIN}"
                     )
-            fragments.append((str(inner), keys, start, numel))
+            fragments.append((inner, keys, start, numel))
     return _Share(tuple(fragments), steps, tuple(options))
 
 
@@ -139,21 +138,45 @@ def _group_state(base: Any, group: int) -> tuple[Keys, Mapping[str, Any], Mappin
     return ("state", number), base.get("state", {}).get(number, {}), option
 
 
-def _computed_mappings(files: OpenFiles, data: int, model_rank: int, data_rank: int) -> list[dict[str, dict[str, int]]]:
-    """What older DeepSpeed did not write down: each group's fragments, from the shapes in the rank file, in order."""
+def _expected_mappings(files: OpenFiles, data: int, model_rank: int) -> _Mappings | None:
+    """What each data rank's partitions hold, by the shapes that the rank file lists in order; None without a list."""
     shapes = files.states(rank_file(model_rank)).get("param_shapes")
     if not isinstance(shapes, list):
-        raise CheckpointError(
-            f"{files.folder / rank_file(model_rank)} has no list of param_shapes, and the optimizer files no "
-            "param_slice_mappings: the partitions cannot be cut; take the optimizer files away to use the weights alone"
-        )
+        return None
+    groups = [[(str(name), math.prod(shape)) for name, shape in group.items()] for group in shapes]
     return [
-        {
-            part.name: {"start": part.start, "numel": part.numel}
-            for part in fragments_of([(name, math.prod(shape)) for name, shape in group.items()], data, data_rank)
-        }
-        for group in shapes
+        [{part.name: (part.start, part.numel) for part in fragments_of(group, data, rank)} for group in groups]
+        for rank in range(data)
     ]
+
+
+def _mappings(
+    path: Path, states: Mapping[str, Any], expected: _Mappings | None, data_rank: int
+) -> list[dict[str, tuple[int, int]]]:
+    """A file's fragments, group by group: as it says, or, from older DeepSpeed that did not, by the shapes.
+
+    A file that says what another data rank's or another stage's should is in another's place. One that agrees with
+    none has gaps between its parameters (DeepSpeed's parameter_alignment), which is believed.
+    """
+    stored = states.get("param_slice_mappings")
+    if stored is None:
+        if expected is None:
+            raise CheckpointError(
+                f"{path} has no param_slice_mappings, and its rank file no list of param_shapes: its partitions "
+                "cannot be cut; take the optimizer files away to use the weights alone"
+            )
+        return expected[data_rank]
+    found = []
+    for group in stored:
+        addresses = {str(name): attributes(address) for name, address in group.items()}
+        found.append({name: (int(item["start"]), int(item["numel"])) for name, item in addresses.items()})
+    if expected is not None and found != expected[data_rank]:
+        known = {name for rank in expected for group in rank for name in group}
+        if found in expected or any(name not in known for group in found for name in group):
+            raise CheckpointError(
+                f"{path} holds the partitions of another rank: it is in another file's place; {AGAIN}"
+            )
+    return found
 
 
 def _our_name(files: OpenFiles, name: str, inner: str, roles: Roles, stage: int) -> str | None:
@@ -202,36 +225,40 @@ def _assembled(
     return found
 
 
-_SAMPLED_FRAGMENTS, _SAMPLES = 2, 4
+_LARGEST, _SAMPLES = 2, 4
 
 
 def _check_pairs(files: OpenFiles, weights: Mapping[str, Stored], tensors: Mapping[str, Stored]) -> None:
     """Compare a few masters of each optimizer file with the weights: of files in each other's place they differ.
 
-    The weights are the masters, rounded. Matrices are looked at first, because LayerNorms are much alike.
+    The weights are the masters, rounded. Looked at are the largest matrices, because LayerNorms are much alike, and
+    the fragments that are cut, because only they tell the data ranks apart.
     """
-    by_file: dict[str, list[tuple[str, int, Run]]] = {}
-    for ours in weights:
-        for rank, part in enumerate(tensors[f"{ours}/fp32"].slices):
+    by_file: dict[str, list[tuple[Run, Run]]] = {}
+    matrices = {run for name, weight in weights.items() for run in _runs(weight) if len(weight.facts.shape) > 1}
+    for name, weight in weights.items():
+        for part, low in zip(tensors[f"{name}/fp32"].slices, _runs(weight), strict=True):
             for run in part.runs:
-                by_file.setdefault(run.path, []).append((ours, rank, run))
-    for name, held in by_file.items():
-        held.sort(key=lambda item: (len(weights[item[0]].facts.shape), item[2].numel), reverse=True)
-        agreeing = [
-            _agrees(files, run, weights[ours].slices[rank].runs[0], index * (run.numel - 1) // (_SAMPLES - 1))
-            for ours, rank, run in held[:_SAMPLED_FRAGMENTS]
-            for index in range(_SAMPLES)
-        ]
-        if sum(agreeing) * 2 < len(agreeing):
-            ours, rank, _ = held[0]
-            other = weights[ours].slices[rank].runs[0].path
-            raise CheckpointError(
-                f"{files.folder / name} does not belong to {other}: its masters are not those weights; one of the "
-                f"two is in another's place; {AGAIN}"
-            )
+                by_file.setdefault(run.path, []).append((run, low))
+    for name, pairs in by_file.items():
+        pairs.sort(key=lambda pair: (pair[1] in matrices, pair[0].numel), reverse=True)
+        cut = [pair for pair in pairs[_LARGEST:] if pair[0].numel < pair[1].numel]
+        for master, low in pairs[:_LARGEST] + cut:
+            places = [index * (master.numel - 1) // (_SAMPLES - 1) for index in range(_SAMPLES)]
+            if sum(_agrees(files, master, low, place) for place in places) * 2 < _SAMPLES:
+                raise CheckpointError(
+                    f"{files.folder / name} does not belong to {low.path}: its masters are not those weights; one of "
+                    f"the two is in another's place; {AGAIN}"
+                )
+
+
+def _runs(weight: Stored) -> list[Run]:
+    """The one run of each slice of a weight."""
+    return [part.runs[0] for part in weight.slices]
 
 
 def _agrees(files: OpenFiles, master: Run, weight: Run, place: int) -> bool:
-    """Whether element `place` of the fragment is the weight in higher precision."""
+    """Whether element `place` of the fragment is the weight in higher precision; a NaN is a NaN."""
     low = files.tensor(weight.path, weight.keys).flatten()[master.first + place]
-    return bool(files.tensor(master.path, master.keys)[master.start + place].to(low.dtype) == low)
+    high = files.tensor(master.path, master.keys)[master.start + place].to(low.dtype)
+    return bool(high == low) or bool(high.isnan() and low.isnan())

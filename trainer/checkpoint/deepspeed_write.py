@@ -42,9 +42,9 @@ from trainer.checkpoint.deepspeed_names import (
 )
 from trainer.checkpoint.deepspeed_partition import FlatFragment, fragments_of, stage_bounds
 from trainer.checkpoint.files import digesting, make_folder
+from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.state import FRAGMENT_KINDS, rectangles
-from trainer.checkpoint.store import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
 from trainer.contract import FileEntry, checkpoint_name
 from trainer.model.gpt import TIED_NAME
 from trainer.shard import Sharding

@@ -19,6 +19,7 @@ BLEND_MARGIN = 1.005
 BLEND_BLOCK = 1 << 22
 BLEND_SEGMENTS = 1024
 BLEND_WARM_UP = 256
+TILE = 64  # choices that are kept in a cache before they are written to where they belong
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -105,16 +106,19 @@ def _choose(
     ends = begins.copy()
     chosen = sets[:done].reshape(segments, length)
     taken = numbers[:done].reshape(segments, length)
-    wrong = np.arange(segments)
-    while len(wrong):
-        state = begins[wrong]
-        chosen[wrong], taken[wrong] = (part.T for part in _run(shares, state, first + length * wrong, length))
-        ends[wrong] = state
+    ends = begins.copy()
+    _run(shares, ends, first + length * np.arange(len(ends)), length, chosen, taken)
+    while True:
         wrong = 1 + np.flatnonzero(np.any(begins[1:] != ends[:-1], axis=1))
-        begins[wrong] = ends[wrong - 1]
+        if not len(wrong):
+            break
+        begins[wrong] = state = ends[wrong - 1]
+        again = np.empty((len(wrong), length), sets.dtype), np.empty((len(wrong), length), np.int64)
+        _run(shares, state, first + length * wrong, length, *again)
+        chosen[wrong], taken[wrong] = again
+        ends[wrong] = state
     last = ends[-1:].copy()
-    rest_sets, rest_numbers = _run(shares, last, np.array([first + done]), len(sets) - done)
-    sets[done:], numbers[done:] = rest_sets[:, 0], rest_numbers[:, 0]
+    _run(shares, last, np.array([first + done]), len(sets) - done, sets[None, done:], numbers[None, done:])
     return last[0]
 
 
@@ -127,31 +131,35 @@ def _guess(shares: FloatArray, positions: npt.NDArray[np.int64]) -> FloatArray:
 
 
 def _run(
-    shares: FloatArray, counts: FloatArray, positions: npt.NDArray[np.int64], steps: int
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
+    shares: FloatArray,
+    counts: FloatArray,
+    positions: npt.NDArray[np.int64],
+    steps: int,
+    sets: npt.NDArray[Any] | None = None,
+    numbers: npt.NDArray[np.int64] | None = None,
+) -> None:
     """Let the greedy rule make `steps` choices in every row; changes `counts` [rows, members] in place.
 
-    Returns the members that were chosen, and how often each had been before [steps, rows].
+    Writes the members that were chosen, and how often each had been before, to `sets` and `numbers` [rows, steps].
     """
     rows, members = counts.shape
-    chosen = np.empty((steps, rows), dtype=np.uint16)
-    taken = np.empty((steps, rows), dtype=np.int32 if positions.max(initial=0) < 2**31 - steps else np.int64)
     flat = counts.reshape(-1)
     begins = np.arange(rows) * members
     weights = np.repeat(shares[None], rows, axis=0)
     x = np.repeat(np.maximum(positions, 1).astype(np.float64)[:, None], members, axis=1)
     behind = np.empty_like(counts)
-    for step in range(steps):
-        np.multiply(weights, x, out=behind)
-        np.subtract(behind, counts, out=behind)
-        best = behind.argmax(axis=1)
-        chosen[step] = best
-        best += begins
-        before = flat.take(best)
-        taken[step] = before
-        before += 1
-        flat[best] = before
-        x += 1
-        if step == 0:
-            x[positions == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
-    return chosen, taken
+    chosen, taken = np.empty((TILE, rows), dtype=np.intp), np.empty((TILE, rows))
+    for first in range(0, steps, TILE):
+        tile = min(TILE, steps - first)
+        for step in range(tile):
+            np.multiply(weights, x, out=behind)
+            np.subtract(behind, counts, out=behind)
+            best = behind.argmax(axis=1, out=chosen[step]) + begins
+            before = flat.take(best, out=taken[step], mode="clip")
+            flat[best] = before + 1
+            x += 1
+            if first + step == 0:
+                x[positions == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
+        if sets is not None and numbers is not None:
+            sets[:, first : first + tile] = chosen[:tile].T
+            numbers[:, first : first + tile] = taken[:tile].T

@@ -10,7 +10,8 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,7 @@ def check_raw(
 def _report(
     sources: tuple[str, ...],
     notes: list[Finding],
-    pieces: Iterator[Examined],
+    pieces: Generator[Examined, None, None],
     temporary: Path | None,
     on_bytes: Callable[[int], None],
 ) -> CheckReport:
@@ -277,7 +278,7 @@ def _report(
     counts: Counter[str] = Counter(note.kind for note in notes)
     shown: Counter[str] = Counter()
     documents = symbols = 0
-    with DigestStore(temporary) as store:
+    with closing(pieces), DigestStore(temporary) as store:
         for piece in pieces:
             documents += piece.documents
             symbols += piece.symbols

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -29,10 +29,11 @@ def map_in_order(
     arguments: tuple[Any, ...],
     workers: int,
     doing: str,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """`work(state, piece)` for every piece, where each process has a state of its own, `set_up(*arguments)`.
 
-    One worker is this process itself. `work` and `set_up` are functions at the top of a module.
+    One worker is this process itself. `work` and `set_up` are functions at the top of a module. Close what this returns
+    (contextlib.closing): otherwise an error where the results are used leaves the processes until it is collected.
     Raises what `work` raises, and DataError, which names what was being done, when a worker is killed.
     """
     if workers == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -163,16 +164,17 @@ def preprocess(
         started = time.monotonic()
         empty = bad = size = 0
         shown: list[str] = []
-        with IndexedWriter(request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)) as writer:
-            encoded_pieces = map_in_order(
-                encode_piece,
-                read_pieces(stream, piece_bytes),
-                set_up=Encoder.of,
-                arguments=(request,),
-                workers=request.workers,
-                doing=f"tokenizing {request.input}",
-            )
-            for encoded in encoded_pieces:
+        pieces = map_in_order(
+            encode_piece,
+            read_pieces(stream, piece_bytes),
+            set_up=Encoder.of,
+            arguments=(request,),
+            workers=request.workers,
+            doing=f"tokenizing {request.input}",
+        )
+        dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
+        with closing(pieces), IndexedWriter(request.prefix, dtype) as writer:
+            for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
                     raise DataError(
                         f"{request.input}, {encoded.faults[0]}; mend the line, or leave such lines out with"

@@ -30,7 +30,7 @@ def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, o
             found.append(((*when, KINDS.index(finding.kind)), finding))
             explained |= {(id(state), finding.kind, name) for state in (one, other) for name in finding.names}
     for state in states:
-        own = [item for item in broken[id(state)] if (id(state), _KIND_OF_AXIS[item.axis], item.name) not in explained]
+        own = _unexplained(state, broken[id(state)], explained)
         for finding in (*_inside(state, own), *disagreeing_facts(state), *_missing(state)):
             found.append(((*state.order, KINDS.index(finding.kind)), finding))
     found.sort(key=lambda item: item[0])
@@ -40,6 +40,15 @@ def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, o
         counted.total,
         tuple(dict.fromkeys(remark for one, other in pairs for remark in _remarks(one, other))),
     )
+
+
+def _unexplained(state: Snapshot, broken: list[Violation], explained: set[tuple[int, str, str]]) -> list[Violation]:
+    """The violations to be told by themselves: those along an axis of which two states do not show everything.
+
+    What two states show of a copy says more than what one shows.
+    """
+    left = {item.axis for item in broken if (id(state), _KIND_OF_AXIS[item.axis], item.name) not in explained}
+    return [item for item in broken if item.axis in left]
 
 
 class _Counter:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, ParallelSection, PrecisionSection
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
-ADAM_8BIT_BYTES = 2  # the same in 8 bits; the scales of their blocks (under 2 %) are not counted
 MASTER_BYTES = 4  # fp32 copy of each parameter
 GRADIENT_BYTES = 4  # gradients are accumulated in fp32
 
@@ -250,42 +249,20 @@ def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
     return parameters * (4 if precision.dtype == "fp32" else 2)
 
 
-def moment_bytes(parameters: int, optimizer: OptimizerSection | None = None, embedding: int = 0) -> int:
-    """Bytes of both moments; without `optimizer`, of AdamW.
-
-    `embedding`: how many of the parameters are the word embedding's, whose moments stay in fp32 under 8-bit Adam.
-    """
-    if optimizer is None or optimizer.type != "adam8bit":
-        return parameters * ADAM_BYTES
-    return (parameters - embedding) * ADAM_8BIT_BYTES + embedding * ADAM_BYTES
+def checkpoint_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of a whole checkpoint: weights, fp32 master copy, two moments (14 a parameter in bf16)."""
+    return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + ADAM_BYTES)
 
 
-def checkpoint_bytes(
-    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection | None = None, embedding: int = 0
-) -> int:
-    """Bytes of a whole checkpoint: weights, fp32 master copy, two moments (14 a parameter in bf16 with AdamW)."""
-    moments = moment_bytes(parameters, optimizer, embedding)
-    return weight_bytes(parameters, precision) + parameters * MASTER_BYTES + moments
+def training_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16)."""
+    return checkpoint_bytes(parameters, precision) + parameters * GRADIENT_BYTES
 
 
-def training_bytes(
-    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection | None = None, embedding: int = 0
-) -> int:
-    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16 with AdamW)."""
-    return checkpoint_bytes(parameters, precision, optimizer, embedding) + parameters * GRADIENT_BYTES
-
-
-def worker_state_bytes(
-    parameters_per_worker: int,
-    precision: PrecisionSection,
-    data_parallel: int,
-    optimizer: OptimizerSection | None = None,
-    embedding: int = 0,
-) -> int:
+def worker_state_bytes(parameters_per_worker: int, precision: PrecisionSection, data_parallel: int) -> int:
     """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1."""
     whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
-    divided = parameters_per_worker * MASTER_BYTES + moment_bytes(parameters_per_worker, optimizer, embedding)
-    return whole + -(-divided // data_parallel)
+    return whole + -(-parameters_per_worker * (MASTER_BYTES + ADAM_BYTES) // data_parallel)
 
 
 @dataclass(frozen=True)

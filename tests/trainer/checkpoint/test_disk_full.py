@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.writer import AsyncSaver, Failed, Finished
 
 MODEL = Model(layers=2, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, data=2)
@@ -87,3 +89,34 @@ def test_the_disk_is_full(small_disk: Path) -> None:
     assert re.search(r"not saved in .*: rank \d on \S+: No space left on device", messages[0])
     assert not list(folder.glob(".global*"))
     shutil.rmtree(folder)
+
+
+def fill_beside_the_training(rank: int, folder: Path) -> tuple[str, int]:
+    """Save in the background until the disk is full; make room; save again."""
+    saver = AsyncSaver(folder, pytest.fail)
+    step, outcome = 0, None
+    while not isinstance(outcome, Failed):
+        step += 1
+        saver.start(step, state(MODEL, SHAPE, rank, step), extras(step), INFO)
+        [outcome] = saver.wait()
+    assert step > 2
+    assert store.find_resumable(folder, "digests", True, print) == step - 1
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder / "global_step1")
+    dist.barrier()
+    saver.start(step, state(MODEL, SHAPE, rank, step), extras(step), INFO)
+    assert [type(outcome) for outcome in saver.wait()] == [Finished]
+    found = state(MODEL, SHAPE, rank, None)
+    assert store.find_resumable(folder, "digests", True, print) == step
+    store.load(folder, step, found, INFO)
+    assert differences(found, state(MODEL, SHAPE, rank, step)) == []
+    saver.close()
+    return str(outcome.fault), step
+
+
+def test_the_disk_is_full_beside_the_training(small_disk: Path) -> None:
+    results = world.run(SHAPE.world, fill_beside_the_training, small_disk)
+    assert len(set(results)) == 1
+    assert re.search(r"not saved in .*: rank \d on \S+: No space left on device", results[0][0])
+    assert not list(small_disk.glob(".global*"))

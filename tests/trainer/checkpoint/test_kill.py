@@ -107,12 +107,14 @@ def kill_everywhere(
     raise AssertionError("unreachable")
 
 
+FIRST, NEXT, SAME_STEP = ([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))],
-    ids=["first", "next", "over-the-same-step"],
+    ("old", "new", "beside"),
+    [(*FIRST, False), (*NEXT, False), (*SAME_STEP, False), (*NEXT, True)],
+    ids=["first", "next", "over-the-same-step", "next-in-the-background"],
 )
-@pytest.mark.parametrize("beside", [False, True], ids=["synchronous", "asynchronous"])
 def test_killed_at_every_file_operation(
     memory_path: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
 ) -> None:
@@ -137,7 +139,7 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
     """One rank, drawn by lot, dies at a drawn point of one of its next saves; the others soon after, in any order."""
     chance = random.Random(11)
     reached, left_behind = 0, set()
-    for trial in range(20):
+    for trial in range(10):
         victim = trial % SHAPE.world
         event_number = chance.randrange(120 if victim == 0 else 20)  # rank 0 does more, the others' files are few
         arguments = (memory_path, reached + 1, victim, event_number)
@@ -157,8 +159,8 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
         else:
             assert found[0] == found[1] >= reached
             reached = found[0]
-    assert reached >= 5, "saves ended between the kills"
-    assert len(left_behind) > 3, "kills fell inside saves"
+    assert reached >= 3, "saves ended between the kills"
+    assert len(left_behind) > 2, "kills fell inside saves"
 
 
 def test_eight_ranks_killed_while_they_save_beside_the_training(memory_path: Path, tmp_path: Path) -> None:

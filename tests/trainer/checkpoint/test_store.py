@@ -145,6 +145,20 @@ def test_weights_alone_are_enough_for_evaluation(memory_path: Path) -> None:
     assert all(torch.equal(mine.tensor, theirs.tensor.float()) for mine, theirs in pairs)
 
 
+def test_a_checkpoint_may_be_weights_alone(memory_path: Path) -> None:
+    mine = state(MODEL, Shape(), 0, 3, dtype=torch.float16)
+    result = store.save(memory_path, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False)
+    assert sorted(path.name for path in result.folder.iterdir()) == ["cursor.json", "manifest.json", "rng", "weights"]
+    empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
+    loaded = store.load(memory_path, 3, empty, info(Shape()), weights_only=True)
+    assert loaded.rng is None
+    assert any("random-number" in remark for remark in loaded.remarks)
+    pairs = zip(empty.weights, mine.weights, strict=True)
+    assert all(torch.equal(wide.tensor, narrow.tensor.float()) for wide, narrow in pairs)
+    with pytest.raises(CheckpointError, match=r"holds weights alone.*checkpoint\.load_optimizer = false"):
+        store.load(memory_path, 3, state(MODEL, Shape(), 0, None, dtype=torch.float16), info(Shape()))
+
+
 def test_a_save_over_the_same_step_replaces_it(memory_path: Path) -> None:
     store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     (memory_path / ".global_step9.partial-dead").mkdir()

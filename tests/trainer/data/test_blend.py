@@ -59,19 +59,21 @@ def test_blend_is_the_greedy_rule(weights: list[float], samples: int) -> None:
     weights=st.lists(st.floats(1e-5, 1.0), min_size=2, max_size=6),
     samples=st.integers(500, 2500),
     block=st.integers(300, 3000),
+    segments=st.integers(1, 40),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_segments_side_by_side_make_the_sequential_choices(
-    monkeypatch: pytest.MonkeyPatch, weights: list[float], samples: int, block: int
+    *, monkeypatch: pytest.MonkeyPatch, weights: list[float], samples: int, block: int, segments: int
 ) -> None:
     monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
+    monkeypatch.setattr(blend, "BLEND_SEGMENTS", segments)
     monkeypatch.setattr(blend, "BLEND_BLOCK", block)
     assert build_blend(weights, samples)[0].tolist() == slow_blend(weights, samples)
 
 
 def test_wrong_guesses_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_of_the_first(shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.stack([positions.astype(float), *[np.zeros(len(positions))] * (len(shares) - 1)])
+        return np.stack([positions.astype(float), *[np.zeros(len(positions))] * (len(shares) - 1)], axis=1)
 
     monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
     monkeypatch.setattr(blend, "_guess", all_of_the_first)

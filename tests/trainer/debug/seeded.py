@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
@@ -143,6 +142,7 @@ FAULTS = {
     "shifted-cursor": Fault(shift=1),
     "doubled-rate": Fault(rate=2.0),
 }
+IN_THE_ENGINE = ("none", "unused-norm", "unreduced-head", "unclipped-duplicate")
 
 
 def rate(step: int) -> float:
@@ -220,13 +220,14 @@ def second_attempt(config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, 
 
 
 def all_faults(config: TrainerConfig, folder: Path, names: list[str]) -> None:
-    """Seed them one after another on this rank's grid, each in a folder of its name."""
+    """Seed them one after another on this rank's grid, each in a folder of its name.
+
+    Where the fault is in the load or after it, the first attempt is that of "none", which must come first.
+    """
     gc.freeze()  # DeepSpeed collects garbage several times as it builds; nothing of what was imported is garbage
     for name in names:
-        restarted(config, folder, name)
-
-
-def tensor_of(path: Path, name: str) -> Tensor:
-    """A tensor of a full dump, read by torch alone."""
-    found: Tensor = torch.load(path, weights_only=True)[name]
-    return found
+        if name in IN_THE_ENGINE:
+            restarted(config, folder, name)
+        else:
+            mesh = Mesh.create(config.parallel, CPU)
+            second_attempt(config, mesh, folder / "none", folder / name / "b", FAULTS[name])

@@ -47,11 +47,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             f"A and B have no moment in common: A holds {_held(a)}, B holds {_held(b)}; name one state of each "
             "(FOLDER:ITERATION:MOMENT) to compare them all the same"
         )
-    states = [*a, *(state for state in b if options.a != options.b)]
     total = sum(math.prod(copy.shape) for pair in pairs for copy in pair[-1].copies)
     with progress_bar("{task.completed:,.0f} numbers") as bar:
         task = bar.add_task("comparing", total=total)
-        verdict = judge(pairs, states, options.tolerance, lambda count: bar.advance(task, count))
+        verdict = judge(pairs, [*a, *b], options.tolerance, lambda count: bar.advance(task, count))
         bar.update(task, completed=total)
     return {"a": options.a, "b": options.b, "tolerance": options.tolerance, **report.document(verdict)}
 

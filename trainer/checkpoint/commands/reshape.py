@@ -15,10 +15,10 @@ from trainer.checkpoint.commands import UsageError
 from trainer.checkpoint.deepspeed_content import OptimizerSettings
 from trainer.checkpoint.deepspeed_layout import DeepSpeedSource
 from trainer.checkpoint.deepspeed_write import layout_bytes, write_deepspeed_layout
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract import Manifest, checkpoint_name, manifest_faults
 from trainer.data.progress import progress_bar, say
 

@@ -1,0 +1,116 @@
+"""`tr11 import` as it is typed: exit codes, where the card goes, what is shown, and that nothing is ever run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cli.main import execute
+
+SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
+BIG = str(SCRIPTS / "large-bf16.slurm")
+SMALL = str(SCRIPTS / "small-twenty-hours.slurm")
+
+
+def test_a_complete_card_goes_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "card.toml"
+    assert execute(["import", BIG, "-o", str(card)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "" and shown.out.rstrip().endswith("nothing is left to decide")
+    assert max(map(len, shown.out.splitlines()[:-1])) <= 100  # the last one holds the card's path
+    assert tomllib.loads(card.read_text())["model"]["layers"] == 70
+    assert [path.name for path in tmp_path.iterdir()] == ["card.toml"]
+
+
+def test_the_card_without_a_file_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["import", BIG]) == 0
+    shown = capsys.readouterr()
+    assert tomllib.loads(shown.out)["run"]["name"] == "tr11-176B-ml"
+    assert "Warnings" in shown.err
+
+
+def test_a_person_must_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "card.toml"
+    assert execute(["import", SMALL, "-o", str(card)]) == 1
+    shown = capsys.readouterr().out
+    assert "   52  --exit-duration-in-mins 5990 is not below the time limit of 1200 minutes" in shown
+    assert "a person must look at 1 error" in shown
+    assert tomllib.loads(card.read_text())["run"]["exit_duration_minutes"] == 1185
+    assert "DECIDE, line 52" in card.read_text()
+    assert execute(["import", SMALL, "--set", "run.exit_duration_minutes=1100", "-o", str(card), "--force"]) == 0
+    assert tomllib.loads(card.read_text())["run"]["exit_duration_minutes"] == 1100
+
+
+def test_a_card_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "card.toml"
+    card.write_text("mine")
+    assert execute(["import", BIG, "-o", str(card)]) == 2
+    assert capsys.readouterr().err == f"tr11: {card}: is already there; --force writes over it\n"
+    assert card.read_text() == "mine"
+    assert execute(["import", BIG, "-o", str(card), "--force"]) == 0
+    assert card.read_text() != "mine" and card.stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["card.toml"]
+
+
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "card.toml"
+    assert execute(["import", SMALL, "--json", "-o", str(card)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["exit_code"], found["card"]) == (1, 1, str(card))
+    assert found["text"] == card.read_text()
+    layers = next(item for item in found["placed"] if item["key"] == "model.layers")
+    assert (layers["value"], layers["source"], layers["line"]) == (24, "--num-layers", 33)
+    assert {item["code"] for item in found["defects"] if item["severity"] == "error"} == {"exit-minute-beyond-limit"}
+    assert {"option", "value", "line", "reason", "why", "key"} == set(found["unplaced"][0])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"A='x\n", "line 1: a single quote is not closed"),
+        (b"A=x\n" + b"A=$A$A\n" * 60, "line 18: a value grows beyond all measure"),
+        (b"\x7fELF\0\0", "line 1: it is not text"),
+        (b"echo hello\n", "no command in it starts a training"),
+        (None, "it does not exist"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, card = tmp_path / "old.slurm", tmp_path / "card.toml"
+    if content is not None:
+        script.write_bytes(content)
+    assert execute(["import", str(script), "-o", str(card)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith(f"tr11: {script}: {words}") and len(shown.err.splitlines()) == 1
+    assert not card.exists()
+
+
+def test_a_wrong_override_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["import", BIG, "--set", "model.layer=3"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "did you mean 'model.layers'" in shown.err
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "no" / "card.toml"
+    assert execute(["import", BIG, "-o", str(card)]) == 2
+    assert capsys.readouterr().err == f"tr11: {card}: No such file or directory\n"
+
+
+def test_nothing_of_the_script_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    harm = f"touch {mark}"
+    text = Path(BIG).read_text()
+    text = text.replace(
+        "set -x -e\n", f"set -x -e\n{harm}\nX=$({harm})\nY=`{harm}`\neval '{harm}'\nbash -c \"{harm}\"\n: > {mark}\n"
+    )
+    text = text.replace("SAVE_EVERY=100", f"SAVE_EVERY=$((100 + a[$({harm})]))")
+    script = tmp_path / "old.slurm"
+    script.write_text(text)
+    assert execute(["import", str(script)]) == 1
+    assert "checkpoint.interval" in capsys.readouterr().err
+    assert not mark.exists()
