@@ -72,7 +72,7 @@ _DROPPED = [
 ]
 
 _DECISIONS = [
-    ("there is no 8-bit optimizer: moments are kept in fp32", "--use-bnb-optimizer"),
+    ("there is no 8-bit optimizer: --set optimizer.type=adamw keeps its moments in fp32", "--use-bnb-optimizer"),
     ("it evaluates instead of training, whatever word follows it: use `tr11 eval`", "--eval-only:*"),
     ("it serves a model instead of training it", "--inference"),
     (

@@ -25,6 +25,7 @@ from tr11ops.importer.results import Reason
 from tr11ops.importer.traced import Traced
 
 _PROGRAM = "pretrain_gpt.py"
+_SETTLED_BY = {"--use-bnb-optimizer": "optimizer.type"}  # the key whose --set says that the question was seen
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
 
 
@@ -34,9 +35,7 @@ def place_training(builder: Builder, launch: Launch) -> None:
     if program and program != _PROGRAM:
         builder.leave(program, "", launch.line, Reason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it")
     uses: dict[str, OptionUse] = {}
-    for use in sorted(
-        launch.options, key=lambda use: use.option == "--use-bnb-optimizer"
-    ):  # it goes before --optimizer
+    for use in launch.options:
         uses[use.option] = use
         if use.option not in _TOGETHER:
             _place(builder, use)
@@ -56,7 +55,7 @@ def _place(builder: Builder, use: OptionUse) -> None:
         builder.leave(use.option, use.text, use.line, Reason.DECISION, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
-        builder.leave(use.option, use.text, use.line, rule.reason, rule.note)
+        builder.leave(use.option, use.text, use.line, rule.reason, rule.note, _SETTLED_BY.get(use.option, ""))
     elif use.option == "--no-bias-gelu-fusion" and builder.value("model.activation"):
         return
     else:
