@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.contract import MANIFEST_FILE, Manifest, checkpoint_name, checkpoint_steps, manifest_faults
+from trainer.contract import LATEST_FILE, MANIFEST_FILE, Manifest, checkpoint_name, checkpoint_steps, manifest_faults
 
 Layout = Literal["tr11", "deepspeed", "unknown"]
 
@@ -54,6 +54,18 @@ class CheckpointRow:
 def list_rows(folder: Path, latest: int | None) -> list[CheckpointRow]:
     """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError when unreadable."""
     return [_row(folder / checkpoint_name(step), step, step == latest) for step in checkpoint_steps(folder)]
+
+
+def standing_fault(folder: Path, rows: Sequence[CheckpointRow], latest: int | None) -> str | None:
+    """What is wrong with what a restart would take, `latest` being what the file of that name says; None if nothing."""
+    if latest is None:
+        return f"{folder / LATEST_FILE} is missing: a restart takes the newest whole checkpoint" if rows else None
+    named = next((row for row in rows if row.is_latest), None)
+    if named is None:
+        return f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist"
+    if named.faults:
+        return f"{LATEST_FILE} names {checkpoint_name(latest)}, which is not whole: {named.faults[0]}"
+    return None
 
 
 def _row(place: Path, step: int, is_latest: bool) -> CheckpointRow:

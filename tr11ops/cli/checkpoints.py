@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, age, directory_of, read_card, say
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoint_list import CheckpointRow
     from tr11ops.runcard import RunCard
 
 app = typer.Typer(
@@ -131,89 +130,29 @@ def list_checkpoints(
 
     Example: tr11 checkpoints list --run demo
     """
-    from tr11ops.checkpoint_list import list_rows
+    from tr11ops.checkpoint_list import list_rows, standing_fault
+    from tr11ops.report.checkpoints import table
 
     folder = directory_of(read_card(run, overrides)).paths.checkpoints
     latest: int | None = None
-    fault = ""
+    garbled = ""
     try:
-        latest = read_latest(folder)
+        try:
+            latest = read_latest(folder)
+        except ValueError as error:
+            garbled = str(error)
         rows = list_rows(folder, latest)
-    except ValueError as error:
-        fault, rows = str(error), list_rows(folder, None)
     except OSError as error:
         raise Refusal(f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3) from None
-    named = next((row for row in rows if row.is_latest), None)
-    if latest is not None and named is None:
-        fault = f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist"
-    elif named is not None and named.faults:
-        fault = f"{LATEST_FILE} names {checkpoint_name(named.step)}, which is not whole: {named.faults[0]}"
-    elif latest is None and rows and not fault:
-        fault = f"{folder / LATEST_FILE} is missing: a restart takes the newest whole checkpoint"
+    fault = garbled or standing_fault(folder, rows, latest)
     if as_json:
-        print(
-            dumps(
-                {
-                    "schema": SCHEMA, "folder": str(folder), "latest": latest, "fault": fault or None,
-                    "checkpoints": [row.document() for row in rows],
-                },
-                indent=1,
-            )
-        )  # fmt: skip
-    elif rows:
-        print(_table(rows, time.time()))
+        shown = [row.document() for row in rows]
+        print(dumps({"schema": SCHEMA, "folder": str(folder), "latest": latest, "fault": fault, "checkpoints": shown}))
     else:
-        print(f"no checkpoint in {folder}")
+        print(table(rows, time.time()) if rows else f"no checkpoint in {folder}")
     if fault:
         say(f"tr11: {fault}")
         raise typer.Exit(1)
-
-
-def _table(rows: list[CheckpointRow], now: float) -> str:
-    """Steps, oldest first; at most 80 columns for the numbers of a 176B run."""
-    head = ("step", "size", "shape", "samples", "tokens", "age", "state")
-    lines = [head]
-    for row in rows:
-        lines.append(
-            (
-                str(row.step),
-                _size(row.bytes),
-                row.shape,
-                "?" if row.consumed_samples is None else f"{row.consumed_samples:,}",
-                "?" if row.consumed_tokens is None else _short(row.consumed_tokens),
-                age(now - row.created),
-                row.state + (", latest" if row.is_latest else ""),
-            )
-        )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    shown = [
-        "  ".join(
-            cell.ljust(width) if column in {2, 6} else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    for row in rows:
-        shown += [f"step {row.step}: {fault}" for fault in row.faults[:3]]
-        shown += [f"step {row.step}: and {len(row.faults) - 3} more"] * (len(row.faults) > 3)
-    return "\n".join([*shown, "shape: tensor x pipeline x data"])
-
-
-def _size(count: int) -> str:
-    """Bytes in decimal units, as disks are sold: 2.3 TB."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} TB"
-
-
-def _short(count: int) -> str:
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count)
 
 
 # ----------------------------------------------------------------------------- look

@@ -56,8 +56,6 @@ def _place(builder: Builder, use: OptionUse) -> None:
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
         builder.leave(use.option, use.text, use.line, rule.reason, rule.note, _SETTLED_BY.get(use.option, ""))
-    elif use.option == "--no-bias-gelu-fusion" and builder.value("model.activation"):
-        return
     else:
         builder.take(rule.key, use.values, rule.convert, use.option, use.line, rule.note)
 

@@ -24,6 +24,7 @@ from trainer.checkpoint.state import FRAGMENT_KINDS
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: query, key and value rows in the order of heads
 _ZERO_STAGE = 1
+_UNIVERSAL_VERSION = 0.2
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,28 @@ def rank_contents(
         "iteration": iteration,
         "tokens": int(cursor.get("consumed_tokens", 0)),
         "checkpoint_info": {"padded_vocab_size": vocabulary, "original_vocab_size": vocabulary},
+        "universal_checkpoint_info": _universal_info(groups, vocabulary),
         OWN_KEY: {"cursor": dict(cursor), "model": dict(info.model)},
+    }
+
+
+def _universal_info(groups: Sequence[Sequence[StageParameter]], vocabulary: Any) -> dict[str, Any]:
+    """By which rule DeepSpeed's universal converter joins tensor slices: regular expressions on module names.
+
+    It refuses one that fits no parameter of the model, and reads the first rank's.
+    """
+    embedding_norm = any(".norm." in item.module_name for group in groups for item in group)
+    positions = any("position_embeddings" in item.module_name for group in groups for item in group)
+    replicated = [r".*layernorm\.(weight|bias)", r".*\.(dense|dense_4h_to_h)\.bias", r"\d+\.(weight|bias)"]
+    replicated += [r".*word_embeddings\.norm\.(weight|bias)"] * embedding_norm
+    replicated += [r".*position_embeddings\.weight"] * positions
+    return {
+        "universal_checkpoint_version": _UNIVERSAL_VERSION,
+        "original_vocab_size": vocabulary,
+        "vocabulary_parameter_patterns": [r".*word_embeddings\.weight"],
+        "pipeline_replicated_parameter_patterns": [r"tied_modules\..*"],
+        "tp_replicated_parameter_patterns": replicated,
+        "parameter_with_row_parallelism_patterns": [r".*\.self_attention\.dense\.weight", r".*\.dense_4h_to_h\.weight"],
     }
 
 

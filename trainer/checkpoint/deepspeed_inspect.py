@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,14 @@ class Layout:
 
 
 def is_deepspeed_layout(place: Path) -> bool:
-    """True when the folder holds weights of the original layout (and perhaps nothing else of it)."""
-    return place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
+    """True when the folder holds weights of the original layout, in its plain or its universal form."""
+    plain = place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
+    return plain or is_universal(place)
+
+
+def is_universal(place: Path) -> bool:
+    """True when the folder holds parameters in the universal form: each whole, in a folder of its own name."""
+    return next((place / "zero").glob("*/fp32.pt"), None) is not None
 
 
 def inspect_layout(files: OpenFiles) -> Layout:
@@ -86,16 +92,16 @@ def inspect_layout(files: OpenFiles) -> Layout:
         raise CheckpointError(f"{folder} mixes two checkpoints: {error}; {AGAIN}") from None
     if not names.layers:
         raise CheckpointError(f"{folder} is not in the DeepSpeed layout: it holds no layer_*-model_*-model_states.pt")
-    _check_manifest(folder)
+    check_manifest(folder)
     tensor, pipeline, data = _degrees(folder, names)
-    states = files.states(rank_file(0))
-    client = {key: value for key, value in states.items() if key not in _LEFT_OUT and "rng" not in str(key)}
+    client = client_of(files)
     _check_rank_files(files, names, tensor * pipeline, data, client)
     roles = _roles(files, names, attributes(client.get("args")).get("num_layers"))
     return Layout(names, tensor, pipeline, data, client, roles, _weights(files, roles, tensor))
 
 
-def _check_manifest(folder: Path) -> None:
+def check_manifest(folder: Path) -> None:
+    """Compare the files' sizes with the manifest, where tr11 has left one. Raises CheckpointError."""
     try:
         manifest = Manifest.read(folder)
     except ValueError as error:
@@ -172,11 +178,22 @@ def _roles(files: OpenFiles, names: Names, said_layers: object) -> Roles:
             f"{files.folder / layer_file(position, 0)} holds the model's {_SHOWN[kinds[position]]}, which does not "
             f"belong there: it is in another file's place; {AGAIN}"
         )
+    return role_table(embedding, blocks, final)
+
+
+def role_table(embedding: int, blocks: Sequence[int], final: int) -> Roles:
+    """The roles of layers at these positions, blocks in their order."""
     table = {(embedding, theirs): ours for theirs, ours in embedding_names().items()}
     table |= {(final, theirs): ours for theirs, ours in final_names().items()}
     for number, position in enumerate(blocks):
         table |= {(position, theirs): ours for theirs, ours in block_names(number).items()}
     return Roles(len(blocks), table)
+
+
+def client_of(files: OpenFiles) -> dict[str, Any]:
+    """What the first rank file says, without tensors. Raises CheckpointError when there is none."""
+    states = files.states(rank_file(0))
+    return {key: value for key, value in states.items() if key not in _LEFT_OUT and "rng" not in str(key)}
 
 
 _SHOWN = {"embedding": "word embedding", "block": "transformer blocks", "final": "last LayerNorm"}

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed_index import Stored, read_stored
-from trainer.checkpoint.deepspeed_inspect import Layout, inspect_layout
+from trainer.checkpoint.deepspeed_inspect import Layout, inspect_layout, is_universal
 from trainer.checkpoint.deepspeed_optimizer import OptimizerLayout, inspect_optimizer
 from trainer.checkpoint.deepspeed_states import OpenFiles, attributes
+from trainer.checkpoint.deepspeed_universal import inspect_universal
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
 
 OWN_KEY = "tr11"  # where tr11 keeps, in the rank files, what the original has no field for
@@ -71,10 +72,14 @@ class DeepSpeedSource:
 def open_deepspeed_layout(place: Path, report: Callable[[str], None] | None = None) -> DeepSpeedSource:
     """Open a `global_stepN` folder of the original layout; all its files are checked, no tensor is read whole.
 
+    The universal form (`global_stepN_universal`) is read too; its weights are the masters in the training's precision.
     `report` is told, one line at a time, what is odd and read all the same: replicated tensors whose copies differ.
     Raises CheckpointError, naming the file, when something is missing, truncated, foreign or in another's place.
     """
     files = OpenFiles(place, _LEAST_OPEN_FILES)
+    if is_universal(place):
+        universal = inspect_universal(files)
+        return DeepSpeedSource(files, universal.layout, universal.optimizer, report)
     layout = inspect_layout(files)
     files.most = max(_LEAST_OPEN_FILES, 2 * layout.tensor * layout.data)
     return DeepSpeedSource(files, layout, inspect_optimizer(files, layout), report)

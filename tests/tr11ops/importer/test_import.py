@@ -149,9 +149,13 @@ def test_eight_bit_adam_resuming_from_another_run() -> None:
     assert tables["slurm"]["setup"] == [". $six_ALL_CCFRWORK/start-prod", "module load git-lfs"]
     assert "abc123" not in found.text and "abc123" not in str(found.to_json(None))
     decisions = {item.option: item.key for item in found.decisions}
-    assert decisions == {"--use-bnb-optimizer": "", "EPS": "optimizer.epsilon", "export HUB_TOKEN": "slurm.setup"}
-    settled = imported("eight-bit", "optimizer.epsilon=1e-6", "slurm.setup=[]")
-    assert [item.option for item in settled.decisions] == ["--use-bnb-optimizer"]
+    assert decisions == {
+        "--use-bnb-optimizer": "optimizer.type",
+        "EPS": "optimizer.epsilon",
+        "export HUB_TOKEN": "slurm.setup",
+    }
+    settled = ("optimizer.type=adamw", "optimizer.epsilon=1e-6", "slurm.setup=[]")
+    assert imported("eight-bit", *settled).exit_code == 0
 
 
 def test_weighted_prefixes_and_an_unknown_option() -> None:

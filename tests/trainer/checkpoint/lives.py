@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +26,7 @@ from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
+from trainer.contract import checkpoint_name, checkpoint_steps
 
 MODEL = Model(layers=4, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, pipeline=2, data=2)
@@ -102,16 +105,22 @@ class Tally:
 def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
     """Kill `count` trainings one after the other at random moments: all ranks at once, or one and the others later.
 
+    A life is let reach none, one or two new checkpoints; the kill falls at a moment drawn from the time of the next.
     Raises AssertionError when a life finds a mixture, an older state than before, or cannot save.
     """
-    chance, tally = random.Random(seed), Tally()
+    chance, tally, pace = random.Random(seed), Tally(), 1.0
     for life in range(count):
         ready = scratch / f"ready{life}"
         ready.mkdir()
         processes = world.start(scratch / f"meeting{life}", SHAPE.world, train_until_killed, folder, ready)
         try:
-            _await_ready(processes, ready)
-            time.sleep(chance.uniform(0.0, 0.6))
+            _await(lambda: len(list(ready.iterdir())) == SHAPE.world, processes)  # noqa: B023
+            target = chance.randrange(3)
+            if target:
+                began, known = time.monotonic(), len(checkpoint_steps(folder))
+                _await(lambda: len(checkpoint_steps(folder)) >= known + target, processes)  # noqa: B023
+                pace = (time.monotonic() - began) / target
+            time.sleep(chance.uniform(0.0, pace))
             victims = list(range(SHAPE.world)) if life % 2 else [chance.randrange(SHAPE.world)]
             for victim in victims:
                 processes[victim].kill()
@@ -128,16 +137,18 @@ def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
         assert step >= tally.reached, f"life {life}: step {tally.reached} was complete, now {step} is the newest"
         tally.gains += step > tally.reached
         tally.reached = step
+        for old in checkpoint_steps(folder)[:-2]:
+            shutil.rmtree(folder / checkpoint_name(old))
     return tally
 
 
-def _await_ready(processes: list[BaseProcess], ready: Path) -> None:
+def _await(happened: Callable[[], bool], processes: list[BaseProcess]) -> None:
     deadline = time.monotonic() + world.DEADLINE
-    while len(list(ready.iterdir())) < len(processes):
-        assert time.monotonic() < deadline, "the ranks did not get ready"
+    while not happened():
+        assert time.monotonic() < deadline, "the ranks did not get on"
         dead = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode is not None}
-        assert not dead, f"ranks that ended before they trained: {dead}"
-        time.sleep(0.01)
+        assert not dead, f"ranks that ended by themselves: {dead}"
+        time.sleep(0.002)
 
 
 def _moment(folder: Path) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
-import math
 import pickle
+import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint import deepspeed_partition
+from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_content import OptimizerSettings
 from trainer.checkpoint.deepspeed_layout import DeepSpeedSource, open_deepspeed_layout
 from trainer.checkpoint.deepspeed_names import cut_dimension, place_of
@@ -300,30 +302,36 @@ def test_transformers_bloom_converter_rule(tmp_path: Path) -> None:
     assert torch.equal(model.ln_f.bias, weights["final_norm.bias"])
 
 
-def test_deepspeeds_universal_converter_takes_it(tmp_path: Path) -> None:
-    """Its extraction of one rank's fragments finds ours where they are, under the original's names."""
-    from deepspeed.checkpoint import DeepSpeedCheckpoint
-    from deepspeed.checkpoint.ds_to_universal import extract_zero_shards
-
-    source = memory_source(SIZES)
-    write(tmp_path / "in", source, shape(1, 1, 12))
-    path = tmp_path / "in" / "global_step5" / "mp_rank_00_model_states.pt"
-    states = torch.load(path, weights_only=False)
-    states["universal_checkpoint_info"] = {}
-    torch.save(states, path)
-    with redirect_stdout(io.StringIO()):
-        theirs = DeepSpeedCheckpoint(str(tmp_path / "in" / "global_step5"), tp_degree=1, pp_degree=1, dp_degree=12)
-        for data_rank in range(12):
-            extract_zero_shards(str(tmp_path / "out"), theirs, (0, 0, data_rank))
-    for name, wanted in {"4.mlp.dense_h_to_4h.weight": "blocks.1.mlp.up.weight", "7.bias": "final_norm.bias"}.items():
-        files = sorted((tmp_path / "out" / name / "0").glob("exp_avg.*"), key=lambda item: int(item.suffix[1:]))
-        joined = torch.cat([torch.load(item) for item in files])
-        value = source.parts["optimizer"][f"{wanted}/exp_avg"]
-        assert torch.equal(joined, value.flatten()) and joined.numel() == math.prod(value.shape)
-
-
 def test_settings_are_those_of_the_parameter_groups(tmp_path: Path) -> None:
     wanted = OptimizerSettings(6e-5, 0.9, 0.95, 1e-8, 0.1, 0.7)
     found = write(tmp_path, memory_source(SIZES), shape(1, 2, 2), settings=wanted)
     assert OptimizerSettings.of(found.group_options) == wanted
     assert OptimizerSettings.of(()) == OptimizerSettings()
+
+
+@pytest.mark.parametrize("topology", [shape(2, 2, 3), shape(1, 1, 12)], ids=str)
+def test_deepspeeds_universal_converter_takes_ours_and_its_result_is_read(
+    tmp_path: Path, topology: dict[str, int]
+) -> None:
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    source = memory_source(Sizes(positions=10))
+    write(tmp_path / "in", source, topology)
+    options = argparse.Namespace(
+        input_folder=str(tmp_path / "in" / "global_step5"), output_folder=str(tmp_path / "out"), strict=True,
+        num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False, inject_missing_state=False,
+    )  # fmt: skip
+    with redirect_stdout(io.StringIO()):
+        main(options)
+    found = open_checkpoint(tmp_path / "out")
+    assert isinstance(found, DeepSpeedSource)
+    assert differences(found, source) == []
+    assert (found.facts.cursor, found.facts.model) == (source.facts.cursor, source.facts.model)
+    assert (found.facts.topology, found.facts.optimizer_step) == (topology, source.facts.optimizer_step)
+
+    (tmp_path / "out" / "zero" / "4.mlp.dense_h_to_4h.weight" / "exp_avg.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"4\.mlp\.dense_h_to_4h\.weight/exp_avg\.pt is missing"):
+        open_checkpoint(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "zero" / "4.mlp.dense_h_to_4h.weight")
+    with pytest.raises(CheckpointError, match=r"holds no folder for mlp\.dense_h_to_4h\.weight"):
+        open_checkpoint(tmp_path / "out")

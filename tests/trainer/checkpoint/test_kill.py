@@ -175,3 +175,4 @@ def test_a_hundred_kills(memory_path: Path, tmp_path: Path) -> None:
     tally = lives.many_lives(100, memory_path, tmp_path, seed=int(os.environ.get("TR11_SOAK_SEED", "1")))
     print(f"\n{tally}")
     assert tally.gains >= 50
+    assert len(tally.moments) >= 4, "kills fell at different moments"

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.debug.made import SHAPES, dumped, found, nobody, saved, whole
@@ -18,6 +18,7 @@ GRIDS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)]
 NAMES = sorted(SHAPES)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(GRIDS), st.sampled_from(GRIDS), st.sampled_from(NAMES), st.integers(0, 99), st.booleans())
 def test_the_largest_difference_is_that_of_the_whole_tensors(
     one: tuple[int, int, int], other: tuple[int, int, int], name: str, seed: int, checkpoint: bool
@@ -44,6 +45,7 @@ def test_the_largest_difference_is_that_of_the_whole_tensors(
     assert (sum(counts) if cut else max(counts)) == numpy.count_nonzero(gaps)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(GRIDS), st.sampled_from(GRIDS), st.sampled_from(NAMES))
 def test_fingerprints_alone_see_one_changed_number_on_any_two_grids(
     one: tuple[int, int, int], other: tuple[int, int, int], name: str

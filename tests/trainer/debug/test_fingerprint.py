@@ -10,7 +10,7 @@ import re
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.debug import fingerprint as module
@@ -24,6 +24,7 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@settings(max_examples=50, deadline=None)
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(0, 99))
 def test_numbers_are_those_of_numpy(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
     tensor = drawn(shape, dtype, seed)
@@ -34,6 +35,7 @@ def test_numbers_are_those_of_numpy(shape: tuple[int, ...], dtype: torch.dtype, 
     assert found.non_finite == 0
 
 
+@settings(max_examples=50, deadline=None)
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(0, 99), st.data())
 def test_a_cut_tensor_has_the_fingerprint_of_the_whole(
     shape: tuple[int, ...], dtype: torch.dtype, seed: int, data: st.DataObject
@@ -51,6 +53,7 @@ def test_a_cut_tensor_has_the_fingerprint_of_the_whole(
     assert math.isclose(joined.mean, whole.mean, rel_tol=1e-9, abs_tol=1e-12)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(2, 40), st.sampled_from(DTYPES), st.integers(0, 99), st.data())
 def test_a_changed_bit_or_two_that_trade_places_change_the_digest(
     size: int, dtype: torch.dtype, seed: int, data: st.DataObject

@@ -1,0 +1,264 @@
+"""`tr11 checkpoints`: which checkpoint STEP means, the list, and what the child is told and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+
+from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.trainer.checkpoint.synthetic import Model, Shape, state
+from tr11ops.checkpoint_list import CheckpointRow
+from tr11ops.cli.checkpoints import app, resolve_step
+from tr11ops.cli.common import Refusal, read_card
+from tr11ops.report.checkpoints import table
+from trainer.checkpoint import store
+from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain
+from trainer.checkpoint.store import CheckpointInfo, Extras
+
+ROOT = Path(__file__).parents[3]
+
+
+def save(folder: Path, step: int, spoil: bool = False) -> Path:
+    """A real checkpoint of a small model with known values; `spoil` changes one weight."""
+    shape, model = Shape(), Model()
+    held = state(model, shape, 0, 7)
+    if spoil:
+        held.weights[2].tensor.view(-1)[3] += 1.0
+    cursor = {"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 128 * step}
+    extras = Extras(cursor, {"torch": torch.get_rng_state()})
+    return store.save(folder, step, held, extras, CheckpointInfo(shape.topology, {})).folder
+
+
+@pytest.fixture
+def checkpoints(bench: LocalBench) -> Path:
+    return bench.folder / "run" / "checkpoints" / "main"
+
+
+def typed(bench: LocalBench, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type in an interpreter of its own, for commands that have a child."""
+    code = "from tr11ops.cli.main import run; run()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "checkpoints", *words], cwd=bench.folder, capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- STEP
+def test_step_is_a_number_latest_a_name_or_a_path(bench: LocalBench, checkpoints: Path) -> None:
+    places = [write_checkpoint(checkpoints, step).resolve() for step in (10, 20)]
+    card = read_card(str(bench.card))
+    assert resolve_step(card, "10") == resolve_step(card, "global_step10") == places[0]
+    assert resolve_step(card, "latest") == places[1]
+    assert resolve_step(card, str(places[0])) == places[0]
+    assert resolve_step(card, "run/checkpoints/main/global_step20") == places[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("30", 1, "global_step30 does not exist; there are 10, 20 (tr11 checkpoints list)"),
+        ("newest", 2, "STEP = 'newest': is not a step; use a number, latest, or a folder's path"),
+        ("-1", 2, "is not a step"),
+        ("²", 2, "is not a step"),
+        ("", 2, "is not a step"),
+        ("./nowhere", 1, "nowhere is not a folder"),
+    ],
+)
+def test_a_step_that_is_not_there(bench: LocalBench, checkpoints: Path, text: str, code: int, message: str) -> None:
+    for step in (10, 20):
+        write_checkpoint(checkpoints, step)
+    with pytest.raises(Refusal) as caught:
+        resolve_step(read_card(str(bench.card)), text)
+    assert message in str(caught.value) and caught.value.exit_code == code
+
+
+def test_latest_without_a_checkpoint_and_garbled(bench: LocalBench, checkpoints: Path) -> None:
+    card = read_card(str(bench.card))
+    with pytest.raises(Refusal, match="nothing was saved there yet"):
+        resolve_step(card, "latest")
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "latest").write_text("the last one")
+    with pytest.raises(Refusal, match="give the step's number"):
+        resolve_step(card, "latest")
+    with pytest.raises(Refusal, match="there is none yet"):
+        resolve_step(card, "5")
+
+
+# ----------------------------------------------------------------------------- list
+def test_list(bench: LocalBench, checkpoints: Path) -> None:
+    words = ["checkpoints", "list", "--run", str(bench.card)]
+    empty = bench.tr11(*words)
+    assert empty.code == 0 and empty.out == f"no checkpoint in {checkpoints}\n"
+    for step in (10, 20):
+        write_checkpoint(checkpoints, step)
+    answer = bench.tr11(*words)
+    assert answer.code == 0
+    head, *lines = answer.out.splitlines()
+    assert head.split() == ["step", "size", "shape", "samples", "tokens", "age", "state"]
+    assert lines[0].split()[0] == "10" and lines[0].endswith("whole")
+    assert lines[1].endswith("whole, latest") and "1 x 1 x 1" in lines[1]
+    value = bench.tr11(*words, "--json").json
+    assert (value["schema"], value["latest"], value["fault"]) == (1, 20, None)
+    one = value["checkpoints"][1]
+    assert (one["step"], one["complete"], one["bytes"], one["consumed_samples"], one["is_latest"]) == (
+        20,
+        True,
+        64,
+        20,
+        True,
+    )
+    assert one["layout"] == "tr11" and one["topology"] == {"tensor": 1, "pipeline": 1, "data": 1}
+
+
+def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> None:
+    words = ["checkpoints", "list", "--run", str(bench.card)]
+    short, partial, foreign = (write_checkpoint(checkpoints, step) for step in (30, 10, 20))
+    (short / "weights" / "part.bin").write_bytes(b"x")
+    (partial / "manifest.json").unlink()
+    (foreign / "manifest.json").unlink()
+    (foreign / "mp_rank_00_model_states.pt").write_bytes(b"12345")
+    (checkpoints / "latest").write_text("global_step30")
+    answer = bench.tr11(*words)
+    assert answer.code == 1 and "latest names global_step30, which is not whole: weights/part.bin" in answer.err
+    states = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert states["30"].endswith("NOT WHOLE, latest") and states["10"].endswith("NOT WHOLE")
+    assert states["20"].endswith("no manifest")
+    rows = {row["step"]: row for row in bench.tr11(*words, "--json").json["checkpoints"]}
+    assert [rows[step]["complete"] for step in (10, 20, 30)] == [False, None, False]
+    assert rows[20]["layout"] == "deepspeed" and rows[20]["bytes"] == 69
+    for text, message in (
+        ("global_step7", "names global_step7, which does not exist"),
+        ("what", "expected global_stepN"),
+    ):
+        (checkpoints / "latest").write_text(text)
+        answer = bench.tr11(*words)
+        assert answer.code == 1 and message in answer.err and "20" in answer.out
+    (checkpoints / "latest").unlink()
+    assert "a restart takes the newest whole checkpoint" in bench.tr11(*words).err
+
+
+def test_list_of_a_folder_that_cannot_be_read(bench: LocalBench, checkpoints: Path) -> None:
+    checkpoints.parent.mkdir(parents=True)
+    checkpoints.write_text("a file in the way")
+    answer = bench.tr11("checkpoints", "list", "--run", str(bench.card))
+    assert answer.code == 3 and "nothing may be concluded" in answer.err
+
+
+def test_the_list_of_the_large_run_fits_in_80_columns() -> None:
+    row = CheckpointRow(
+        95000, "/c", "tr11", 2_300_000_000_000, (), True, time.time() - 86400 * 9, {"tensor": 4, "pipeline": 12, "data": 8},
+        179_000_000, 366_592_000_000,
+    )  # fmt: skip
+    text = table([row], time.time())
+    assert max(map(len, text.splitlines())) <= 80 and "4 x 12 x 8" in text and "179,000,000" in text
+
+
+# ----------------------------------------------------------------------------- the child
+def test_inspect(bench: LocalBench, checkpoints: Path) -> None:
+    place = save(checkpoints, 20)
+    done = typed(
+        bench, "inspect", "latest", "--run", str(bench.card), "--tensors", "layer.0.norm*", "--verify", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert (value["schema"], value["step"], value["layout"], value["verified"]) == (1, 20, "tr11", "digests")
+    assert (value["optimizer_step"], value["cursor"]["consumed_samples"], value["random_state_ranks"]) == (1007, 160, 1)
+    assert {entry["name"] for entry in value["tensors"]} == {
+        f"layer.0.norm.weight{kind}" for kind in ("", "/fp32", "/exp_avg", "/exp_avg_sq")
+    }
+    held = {item.name: item.tensor.double() for item in state(Model(), Shape(), 0, 7).weights}["layer.0.norm.weight"]
+    shown = next(entry for entry in value["tensors"] if entry["part"] == "weights")
+    assert (shown["min"], shown["max"], shown["shape"]) == (held.min(), held.max(), [12])
+    assert shown["mean"] == pytest.approx(held.mean().item()) and shown["l2_norm"] == pytest.approx(held.norm().item())
+
+    path = place / "cursor.json"
+    path.write_text(path.read_text().replace("160", "161"))
+    assert typed(bench, "inspect", str(place)).returncode == 0  # of the same size
+    done = typed(bench, "inspect", str(place), "--verify")
+    assert done.returncode == 1 and "FAULT      cursor.json: its digest differs from the manifest's" in done.stdout
+    path.unlink()
+    done = typed(bench, "inspect", "20", "--run", str(bench.card))
+    assert (
+        done.returncode == 1
+        and "FAULT      cursor.json: No such file" in done.stdout
+        and "Traceback" not in done.stderr
+    )
+
+
+def test_diff(bench: LocalBench, checkpoints: Path) -> None:
+    save(checkpoints, 20)
+    same, other = save(bench.folder / "same", 20), save(bench.folder / "other", 20, spoil=True)
+    run = ("--run", str(bench.card))
+    done = typed(bench, "diff", "20", str(same), *run)
+    assert done.returncode == 0 and "EQUAL: " in done.stdout, done.stderr
+    done = typed(bench, "diff", "latest", str(other), *run, "--json")
+    value = json.loads(done.stdout)
+    assert done.returncode == 1 and [finding["kind"] for finding in value["findings"]] == ["weight"]
+    assert value["first_divergence"]["delta"]["different"] == 1
+    done = typed(bench, "diff", "latest", str(other), *run, "--tolerance", "1")
+    assert done.returncode == 0
+    done = typed(bench, "diff", f"{other}:4:on-save", str(same))
+    assert done.returncode == 1 and "has no dump of 4:on-save; it holds no dump" in done.stderr
+
+
+def test_a_path_needs_no_card_and_refusals_are_one_line(bench: LocalBench, checkpoints: Path) -> None:
+    bench.card.unlink()
+    place = save(checkpoints, 20)
+    assert typed(bench, "inspect", str(place)).returncode == 0
+    for words, code in (
+        (["inspect", "20"], 2), (["inspect", str(place), "--tensors", "nothing"], 1), (["inspect"], 2),
+        (["diff", str(place)], 2), (["diff", str(place), str(place), "--tolerance", "-1"], 2),
+        (["inspect", str(checkpoints)], 1),
+    ):  # fmt: skip
+        done = typed(bench, *words)
+        assert done.returncode == code and done.stdout == "" and "Traceback" not in done.stderr, (words, done)
+        assert done.stderr.startswith("tr11: ") and len(done.stderr.splitlines()) == 1, done.stderr
+    done = typed(bench, "inspect", str(checkpoints), "--json")
+    assert json.loads(done.stdout)["error"]["exit_code"] == 1
+
+
+# ----------------------------------------------------------------------------- both command lines
+@pytest.mark.parametrize("name", [name for name in COMMANDS])
+def test_both_command_lines_offer_the_same(name: str) -> None:
+    group: Any = get_command(app)
+    child = next(action.choices for action in build_parser([name])._actions if action.choices)[name]
+    ours = {word for parameter in group.commands[name].params for word in (*parameter.opts, *parameter.secondary_opts)}
+    theirs = {word for action in child._actions for word in action.option_strings}
+    assert {word for word in ours if word[0] == "-"} - {"--run", "--set"} == theirs - {"-h", "--help", "--card"}
+
+
+def test_only_the_command_that_is_asked_for_is_imported() -> None:
+    code = """
+import sys
+from trainer.checkpoint.__main__ import build_parser
+build_parser(["inspect", "x"])
+print(*(name for name in sys.modules if name.startswith("trainer.checkpoint.commands.")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["trainer.checkpoint.commands.inspect"]
+
+
+def test_tr11_stays_free_of_the_heavy_libraries() -> None:
+    code = "import sys, tr11ops.cli.checkpoints; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(PermissionError(13, "Permission denied", "/c/x"), 3), (OSError(5, "Input/output error", "/c/x"), 3),
+     (OSError(28, "No space left on device", "/c/x"), 1), (KeyboardInterrupt(), 1), (RuntimeError("a\nb"), 1)],
+)  # fmt: skip
+def test_what_could_not_be_observed_is_told_from_what_is_wrong(error: BaseException, code: int) -> None:
+    found, text = explain(error)
+    assert found == code and "\n" not in text
