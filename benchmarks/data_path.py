@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer.data.blend import build_blend, normalised
+from trainer.data.check import check_pairs
 from trainer.data.corpus import build_corpus
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.index import build_index_maps, build_sample_index
@@ -338,6 +339,18 @@ def measure_stream(prefix: Path, folder: Path) -> None:
         say(f"samples of 2,048/s, {name}", f"{samples / seconds:,.0f}", f"training waits {stalls}; equal {equal}")
 
 
+def measure_check(folder: Path, documents: int = 30_000) -> None:
+    """Checking documents of about 1,000 random tokens, digests of all of them included."""
+    random = np.random.RandomState(5)
+    lengths = random.randint(1, 2000, documents).astype(np.int32)
+    with IndexedWriter(folder / "checked", "uint16") as writer:
+        writer.add_documents(random.randint(0, 60_000, int(lengths.sum())).astype(np.uint16), lengths)
+    for workers in (1, 2):
+        seconds, report = timed(lambda asked=workers: check_pairs([str(folder / "checked")], workers=asked), repeats=2)
+        rate = report.symbols / seconds / 1e6
+        say(f"check, {workers} workers, M tokens/s", f"{rate:.1f}", f"findings: {sum(report.counts.values())}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--min-bytes", type=int, default=20_000_000)
@@ -353,6 +366,7 @@ def main() -> None:
         prefix = measure_text(folder, options.min_bytes, peer)
         measure_writing(folder, peer)
         measure_stream(prefix, folder)
+        measure_check(folder)
     measure_maps(options.documents, peer)
     measure_blends(options.blend_samples, peer)
     if peer is not None:

@@ -65,6 +65,7 @@ iterations = 1
 
 [data]
 prefixes = ["data/corpus_text_document"]
+workers = 1
 
 [tokenizer]
 path = "data/tokenizer"

@@ -152,7 +152,8 @@ class Trainer:
         self._closers.append(self.engine.close)
         self.samples = open_samples(config, self.mesh, self.engine.needs_data, test=config.tests_at_end)
         self._closers.append(self.samples.close)
-        self.dumps = DebugDumps(config.debug, self.mesh, config.paths.logs / "debug")
+        dumps = config.paths.attempt(self.attempt.job_id) / "debug" / f"launch-{self.attempt.launch}"
+        self.dumps = DebugDumps(config.debug, self.mesh, dumps)
         self.heartbeat.beat("loading", 0)
         self.spikes = SpikeWatch(config, self.mesh.cpu_group)
         self.spikes.settle()

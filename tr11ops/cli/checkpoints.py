@@ -75,8 +75,8 @@ def existing_path(text: str) -> Path | None:
         if not path.is_dir():
             raise Refusal(f"{path} is not a folder; give a step, {LATEST_FILE}, or the path of a global_stepN folder")
         return path.resolve()
-    is_name = not text.isascii() or not text.isdecimal()
-    return path.resolve() if is_name and text != LATEST_FILE and path.is_dir() else None
+    is_step = not text or text == LATEST_FILE or (text.isascii() and text.isdecimal())
+    return path.resolve() if not is_step and path.is_dir() else None
 
 
 def _number(text: str) -> int:

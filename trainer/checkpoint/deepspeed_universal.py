@@ -52,13 +52,11 @@ def inspect_universal(files: OpenFiles) -> Universal:
             raise CheckpointError(
                 f"{files.folder / 'zero' / name} is no parameter of tr11's GPT: it is of another model"
             )
-        shape = None
+        shape, path = None, files.folder / "zero" / name
         for kind in FRAGMENT_KINDS:
             stored = _stored(files, f"zero/{name}/{kind}.pt")
             if shape is not None and stored.facts.shape != shape:
-                raise CheckpointError(
-                    f"{files.folder / 'zero' / name}: {kind}.pt has shape {stored.facts.shape}, fp32.pt {shape}; {AGAIN}"
-                )
+                raise CheckpointError(f"{path}: {kind}.pt has shape {stored.facts.shape}, fp32.pt {shape}; {AGAIN}")
             shape = stored.facts.shape
             tensors[f"{ours}/{kind}"] = stored
     for (_, theirs), ours in roles.names.items():

@@ -34,8 +34,8 @@ def shortage(needs: Iterable[MemoryNeed]) -> str | None:
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still use: the least of the node's and of every enclosing cgroup's (v2).
 
-    Memory that the kernel can reclaim at once (cached files) counts as available. Raises OSError or ValueError when
-    the kernel does not say.
+    Memory that the kernel can reclaim at once (cached files) counts as available. Raises OSError, ValueError or
+    KeyError when the kernel does not say.
     """
     node = _fields(proc / "meminfo")["MemAvailable:"] * 1024
     return min([node, *_cgroup_rooms(proc, cgroups)])
@@ -54,7 +54,7 @@ def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterable[int]:
         if limit in {"", "max"}:
             continue
         statistics = _fields(place / "memory.stat")
-        reclaimable = statistics["inactive_file"] + statistics["active_file"]
+        reclaimable = statistics.get("inactive_file", 0) + statistics.get("active_file", 0)
         yield max(0, int(limit) - int(_text(place / "memory.current")) + reclaimable)
 
 

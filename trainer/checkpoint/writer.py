@@ -228,10 +228,7 @@ class AsyncSaver:
                 entries = self._crew.collect(self._crew.each(what, flight.written.result))
                 flight.publishing = True
                 if self._crew.rank == 0:
-                    manifest = store.make_manifest(
-                        flight.step, flight.extras, flight.info, tuple(chain.from_iterable(entries))
-                    )
-                    flight.published = self._background.submit(store.publish, self.folder, flight.partial, manifest)
+                    flight.published = self._background.submit(_publish, self.folder, flight, entries)
                 return
             total = self._crew.on_first(what, lambda: flight.published.result() if flight.published else 0)
         except CheckpointError as fault:
@@ -282,14 +279,23 @@ class AsyncSaver:
         self._signature = now
         size = sum(_padded(share.size) for share in self._shares.values())
         pinned = any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
-        held = 0 if self._image is None else len(self._image)
-        need = self._crew.each(what, lambda: MemoryNeed(host_name(), max(0, size - held), self.available()))
-        reason = shortage(self._crew.gather(need))
+        held = -1 if self._image is None else len(self._image)
+        reason = self._shortage(max(0, size - held))
         if reason is None and not self._crew.all_true(size <= held or self._allocate(size, pinned)):
             reason = "a rank could not allocate the memory for a copy"
         if reason is not None:
             self._image = None
         return reason
+
+    def _shortage(self, needed: int) -> str | None:
+        unknown = "it is not known how much host memory is free"
+        try:
+            need = self._crew.each(unknown, lambda: MemoryNeed(host_name(), needed, self.available()))
+        except CheckpointError as fault:
+            if lost_a_rank(fault):
+                raise
+            return str(fault)
+        return shortage(self._crew.gather(need))
 
     def _allocate(self, size: int, pinned: bool) -> bool:
         self._image = None  # first: old and new together need not fit
@@ -315,6 +321,13 @@ class AsyncSaver:
         if self._image.is_pinned():
             torch.cuda.current_stream().synchronize()
         return images
+
+
+def _publish(folder: Path, flight: _Flight, entries: list[list[FileEntry]]) -> int:
+    """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
+    written = tuple(chain.from_iterable(entries))
+    manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
+    return store.publish(folder, flight.partial, manifest)
 
 
 def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:

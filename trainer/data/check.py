@@ -188,7 +188,7 @@ def check_pairs(
     """Read every token of some pairs once. Pairs that cannot be opened are findings, and the others are still checked.
 
     Duplicates are looked for over all of them together; tokens outside the vocabulary when its size is given.
-    Digests of documents go to files in `temporary` (24 bytes for each document and a little more).
+    Digests of documents go to files in `temporary` (28 bytes for each document).
     Raises DataError when a worker is killed or the disk is full.
     """
     notes: list[Finding] = []

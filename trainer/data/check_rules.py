@@ -47,25 +47,32 @@ def find_storms(symbols: Symbols, starts: Starts, limits: Limits) -> list[Storm]
         known = found.get(document)
         if known is None or count > known.count:
             found[document] = Storm(document, symbol, count, is_run=True)
-    majority = majority_symbols(symbols, starts)
-    counts = np.add.reduceat((symbols == np.repeat(majority, lengths)).astype(np.int64), starts)
-    for document in np.flatnonzero((counts * 2 > lengths) & (lengths >= limits.storm_length)).tolist():
-        found[document] = Storm(document, int(majority[document]), int(counts[document]), is_run=False)
+    for document in _candidates(symbols, starts, lengths, limits.storm_length).tolist():
+        part = symbols[starts[document] : ends[document]]
+        symbol = int(majority_symbol(part))
+        count = int(np.count_nonzero(part == symbol))
+        if 2 * count > len(part):
+            found[document] = Storm(document, symbol, count, is_run=False)
     return [found[document] for document in sorted(found)]
 
 
-def majority_symbols(symbols: Symbols, starts: Starts) -> npt.NDArray[Any]:
-    """For each document the symbol that is more than half of it, if there is one; otherwise any number.
+def _candidates(symbols: Symbols, starts: Starts, lengths: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
+    """Documents of at least `least` symbols that may be mostly one symbol: all that are, and few others.
 
-    Bit by bit: the bits of such a symbol are the bits of more than half of the document.
+    Where one symbol stands at more than half of n places, at least (n - 1) / 4 of the ways from one of them to the next
+    are of one or two steps.
     """
-    lengths = np.diff(np.append(starts, len(symbols)))
-    result = np.zeros(len(starts), dtype=symbols.dtype)
-    bits = int(symbols.max()).bit_length() if len(symbols) else 0
-    for bit in range(bits):
-        ones = np.add.reduceat(((symbols >> bit) & 1).astype(np.int32), starts)
-        result |= ((ones * 2 > lengths).astype(symbols.dtype) << bit).astype(symbols.dtype)
-    return result
+    near = np.zeros(len(symbols) + 1, dtype=np.uint8)
+    near[2:] = symbols[1:] == symbols[:-1]
+    near[3:] += symbols[2:] == symbols[:-2]
+    before = np.cumsum(near, dtype=np.int64)
+    pairs = before[starts + lengths] - before[starts]
+    return np.flatnonzero((4 * pairs >= lengths - 1) & (lengths >= least))
+
+
+def majority_symbol(symbols: Symbols) -> int:
+    """The symbol that is more than half of a document, if there is one; otherwise any number: its median."""
+    return int(np.partition(symbols, len(symbols) // 2)[len(symbols) // 2])
 
 
 def _long_runs(symbols: Symbols, starts: Starts, least: int) -> list[tuple[int, int, int]]:

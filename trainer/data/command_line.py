@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 Commands = Any  # argparse's sub-parsers, whose type is private
@@ -26,3 +27,11 @@ def count(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} must not be negative")
     return value
+
+
+def inclusive_range(text: str) -> tuple[int, int]:
+    """FIRST-LAST, both ends included. Raises UsageError."""
+    match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    if match is None or int(match.group(1)) > int(match.group(2)):
+        raise UsageError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
+    return int(match.group(1)), int(match.group(2))

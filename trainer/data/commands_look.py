@@ -12,14 +12,14 @@ from typing import Any
 
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import Limits
-from trainer.data.command_line import Commands, UsageError, count, positive
+from trainer.data.command_line import Commands, UsageError, count, inclusive_range, positive
 from trainer.data.commands_make import add_tokenizer_options, tokenizer_spec
 from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
 from trainer.data.progress import progress_bar, say
 from trainer.data.ratios import RANGES, read_ratios, sampling_probabilities, sum_warning, write_groups, write_ratios
-from trainer.data.tokenizer import load_tokenizer
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 
 def add_commands(commands: Commands) -> None:
@@ -112,17 +112,15 @@ def _bytes_bar(total: int | None) -> Iterator[Any]:
 
 def show_text(options: argparse.Namespace) -> dict[str, Any]:
     """The samples of a range of consumed samples, or of iterations."""
-    from trainer.config import CardError, load_trainer_config
-    from trainer.data.text import parse_range, read_samples, samples_of_iterations
-    from trainer.data.tokenizer import TokenizerSpec
-    from trainer.samples import plan_data, wanted_data
-
     if (options.samples is None) == (options.iterations is None):
         raise UsageError("give one of --samples and --iterations")
-    try:
-        first, last = parse_range(options.samples or options.iterations)
-    except DataError as error:
-        raise UsageError(str(error)) from error
+    first, last = inclusive_range(options.samples or options.iterations)
+
+    # Below, for they load torch, which no other command needs.
+    from trainer.config import CardError, load_trainer_config
+    from trainer.data.text import read_samples, samples_of_iterations
+    from trainer.samples import plan_data, wanted_data
+
     try:
         config = load_trainer_config(options.card)
     except CardError as error:

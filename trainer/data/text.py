@@ -5,7 +5,6 @@ The samples come from the card through the very code that feeds the training, so
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from trainer.data.order import Share, make_order
 from trainer.data.tokenizer import Tokenizer
 from trainer.schedule import path_of
 
-RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
-
 
 @dataclass(frozen=True)
 class ReadSample:
@@ -30,14 +27,6 @@ class ReadSample:
     documents: tuple[int, ...]
     tokens: tuple[int, ...]
     text: str | None
-
-
-def parse_range(text: str) -> tuple[int, int]:
-    """FIRST-LAST, both included. Raises DataError."""
-    match = RANGE.fullmatch(text)
-    if match is None or int(match.group(1)) > int(match.group(2)):
-        raise DataError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
-    return int(match.group(1)), int(match.group(2))
 
 
 def samples_of_iterations(config: TrainerConfig, first: int, last: int) -> tuple[int, int]:

@@ -20,11 +20,9 @@ import numpy as np
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.errors import DataError
 from trainer.data.sources import PlannedSource
-from trainer.data.wire import FAULT, LENGTH, REPLY, REQUEST, ROWS
+from trainer.data.wire import FAULT, LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
 PARENT_CHECK_SECONDS = 1.0
-# What asks a rank to save and leave reaches its process group; the rank needs its data until it has done so.
-LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class _InputEnded(Exception):
@@ -65,6 +63,7 @@ def main() -> None:
     """Serve on the standard streams; what else is printed goes to the standard error."""
     for number in LEFT_TO_THE_RANK:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_THE_RANK)
     threading.Thread(target=_leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

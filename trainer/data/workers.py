@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.sources import PlannedSource
-from trainer.data.wire import LENGTH, REPLY, REQUEST, ROWS
+from trainer.data.wire import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # what a worker may read ahead before it waits for the rank, if the system allows so much
@@ -148,13 +148,17 @@ class _Worker:
         self._outgoing = bytearray(start)
         self._incoming = bytearray()
         paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.data.worker", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RANK)  # which the worker inherits
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.data.worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._input, self._output = self.process.stdin.fileno(), self.process.stdout.fileno()
         for descriptor in (self._input, self._output):
@@ -222,7 +226,8 @@ class _Worker:
             self.process.wait(LEAVE_SECONDS)
         code = self.process.returncode
         if code is not None and code < 0:
-            how = f"was killed ({signal.Signals(-code).name}), most likely for want of memory"
+            reason = ", most likely for want of memory" if -code == signal.SIGKILL else ""
+            how = f"was killed ({signal.Signals(-code).name}){reason}"
         else:
             how = f"ended by itself with exit code {code}; its error is above"
         return DataError(f"{self} {how}: start the run again, or set data.workers to 0 to read without workers")

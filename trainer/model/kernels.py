@@ -24,6 +24,7 @@ from trainer.model.positions import local_alibi_slopes
 
 SMALLEST_FLEX_HEAD = 16
 FLEX_CAPABILITY = (8, 0)
+STRIP, MOST_STRIPS = 64, 8
 
 
 class Kernel(Protocol):
@@ -95,7 +96,7 @@ class DenseKernel:
             mask = self.bias(query.shape[2], dtype)
         else:
             mask = self._bias_inside(documents, dtype)
-        return _attend(query, key, value, mask, dropout)
+        return _attend_in_strips(query, key, value, mask, dropout)
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
         """[1, heads of this worker or 1, length, length] of `dtype`; made once per length and kept."""
@@ -170,6 +171,29 @@ def _is_behind_inside(documents: Tensor) -> Callable[..., Tensor]:
         return (query >= key) & (documents[batch, query] == documents[batch, key])
 
     return inside
+
+
+def _attend_in_strips(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its last query.
+
+    Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster.
+    """
+    length = query.shape[2]
+    if query.device.type != "cpu" or length < 2 * STRIP:
+        return _attend(query, key, value, mask, dropout)
+    height = max(STRIP, -(-length // MOST_STRIPS))
+    ends = range(height, length + height, height)
+    strips = [
+        _attend(
+            query[:, :, end - height : end],
+            key[:, :, :end],
+            value[:, :, :end],
+            mask[:, :, end - height : end, :end],
+            dropout,
+        )
+        for end in ends
+    ]
+    return torch.cat(strips, dim=2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

@@ -23,7 +23,7 @@ from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
 
 # Logits held at once (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
-PIECE_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
+PIECE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 28}
 SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
@@ -117,30 +117,43 @@ def _cross_entropy(
 ) -> Tensor:
     """Mean loss over the tokens; fills its gradients with respect to `hidden` and `weight` when given room for them."""
     tokens, kind = hidden.shape[0], hidden.device.type
-    height = max(1, PIECE_ELEMENTS[kind] // weight.shape[0])
+    height = min(tokens, max(1, PIECE_ELEMENTS[kind] // weight.shape[0]))
     counts = labels >= 0
     counted = counts.sum().clamp(min=1).float()
     shares = (counts / counted).unsqueeze(1)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    exact = None
+    room = hidden.new_empty(height, weight.shape[0])
+    sums = None if gradients is None else _WeightGradient(gradients[1], tokens > height)
     for begin in range(0, tokens, height):
         part = slice(begin, begin + height)
-        logits = hidden[part] @ weight.t()
+        logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
         losses = _softmax_losses(logits, labels[part], rows, shares[part] if gradients is not None else None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
-        if gradients is None:
-            continue
-        to_hidden, to_weight = gradients
-        torch.mm(logits, weight, out=to_hidden[part])
-        if tokens <= height:
-            torch.mm(logits.t(), hidden, out=to_weight)
-        elif exact is None:
-            exact = (logits.t() @ hidden[part]).float()
-        else:
-            exact += logits.t() @ hidden[part]
-    if gradients is not None and exact is not None:
-        gradients[1].copy_(exact)
+        if gradients is not None and sums is not None:
+            torch.mm(logits, weight, out=gradients[0][part])
+            sums.add(logits, hidden[part])
+    if sums is not None:
+        sums.finish()
     return total / counted
+
+
+class _WeightGradient:
+    """Adds up the weight's gradient over pieces, in fp32 where there are `several`, into `target`."""
+
+    def __init__(self, target: Tensor, several: bool):
+        self.target = target
+        self.exact = target if target.dtype == torch.float32 or not several else target.float()
+        self.exact.zero_()
+
+    def add(self, logits: Tensor, hidden: Tensor) -> None:
+        if self.exact.dtype == logits.dtype:
+            self.exact.addmm_(logits.t(), hidden)
+        else:
+            self.exact += logits.t() @ hidden
+
+    def finish(self) -> None:
+        if self.exact is not self.target:
+            self.target.copy_(self.exact)
 
 
 def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, shares: Tensor | None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from tr11ops.cli.checkpoints import app, resolve_step
 from tr11ops.cli.common import Refusal, read_card
 from tr11ops.report.checkpoints import table
 from trainer.checkpoint import store
-from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain
+from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain, main
 from trainer.checkpoint.store import CheckpointInfo, Extras
 
 ROOT = Path(__file__).parents[3]
@@ -44,13 +43,17 @@ def checkpoints(bench: LocalBench) -> Path:
     return bench.folder / "run" / "checkpoints" / "main"
 
 
-def typed(bench: LocalBench, *words: str) -> subprocess.CompletedProcess[str]:
-    """Type in an interpreter of its own, for commands that have a child."""
-    code = "from tr11ops.cli.main import run; run()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "checkpoints", *words], cwd=bench.folder, capture_output=True, text=True,
-        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's work in this process, which has torch already; one test below has a real child."""
+
+    def run(arguments: list[str]) -> int:
+        try:
+            return main(arguments)
+        except SystemExit as leaving:
+            return int(leaving.code or 0)
+
+    monkeypatch.setattr("tr11ops.cli.checkpoints.run_trainer_checkpoint", run)
 
 
 # ----------------------------------------------------------------------------- STEP
@@ -164,13 +167,23 @@ def test_the_list_of_the_large_run_fits_in_80_columns() -> None:
 
 
 # ----------------------------------------------------------------------------- the child
+def test_a_real_child(bench: LocalBench, checkpoints: Path) -> None:
+    save(checkpoints, 20)
+    words = ["checkpoints", "inspect", "latest", "--run", str(bench.card), "--tensors", "nothing"]
+    done = subprocess.run(
+        [sys.executable, "-c", "from tr11ops.cli.main import run; run()", *words], cwd=bench.folder,
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "tr11: --tensors 'nothing': no tensor of this checkpoint has such a name\n"
+
+
+@pytest.mark.usefixtures("near")
 def test_inspect(bench: LocalBench, checkpoints: Path) -> None:
-    place = save(checkpoints, 20)
-    done = typed(
-        bench, "inspect", "latest", "--run", str(bench.card), "--tensors", "layer.0.norm*", "--verify", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
+    place, run = save(checkpoints, 20), ("--run", str(bench.card))
+    answer = bench.tr11("checkpoints", "inspect", "latest", *run, "--tensors", "layer.0.norm*", "--verify", "--json")
+    assert answer.code == 0, answer.err
+    value = answer.json
     assert (value["schema"], value["step"], value["layout"], value["verified"]) == (1, 20, "tr11", "digests")
     assert (value["optimizer_step"], value["cursor"]["consumed_samples"], value["random_state_ranks"]) == (1007, 160, 1)
     assert {entry["name"] for entry in value["tensors"]} == {
@@ -180,55 +193,54 @@ def test_inspect(bench: LocalBench, checkpoints: Path) -> None:
     shown = next(entry for entry in value["tensors"] if entry["part"] == "weights")
     assert (shown["min"], shown["max"], shown["shape"]) == (held.min(), held.max(), [12])
     assert shown["mean"] == pytest.approx(held.mean().item()) and shown["l2_norm"] == pytest.approx(held.norm().item())
+    text = bench.tr11("checkpoints", "inspect", str(place), "--tensors", "layer.0.norm.weight").out
+    assert f"{held.min():13.6e} {held.max():13.6e}" in text and "step       20, 1007 updates" in text
+    assert len(bench.tr11("checkpoints", "inspect", str(place)).out.splitlines()) > len(value["tensors"]) * 10
 
     path = place / "cursor.json"
     path.write_text(path.read_text().replace("160", "161"))
-    assert typed(bench, "inspect", str(place)).returncode == 0  # of the same size
-    done = typed(bench, "inspect", str(place), "--verify")
-    assert done.returncode == 1 and "FAULT      cursor.json: its digest differs from the manifest's" in done.stdout
+    assert bench.tr11("checkpoints", "inspect", str(place)).code == 0  # of the same size
+    answer = bench.tr11("checkpoints", "inspect", str(place), "--verify")
+    assert answer.code == 1 and "FAULT      cursor.json: its digest differs from the manifest's" in answer.out
     path.unlink()
-    done = typed(bench, "inspect", "20", "--run", str(bench.card))
-    assert (
-        done.returncode == 1
-        and "FAULT      cursor.json: No such file" in done.stdout
-        and "Traceback" not in done.stderr
-    )
+    answer = bench.tr11("checkpoints", "inspect", "20", *run)
+    assert answer.code == 1 and "FAULT      cursor.json: No such file" in answer.out
 
 
+@pytest.mark.usefixtures("near")
 def test_diff(bench: LocalBench, checkpoints: Path) -> None:
     save(checkpoints, 20)
     same, other = save(bench.folder / "same", 20), save(bench.folder / "other", 20, spoil=True)
     run = ("--run", str(bench.card))
-    done = typed(bench, "diff", "20", str(same), *run)
-    assert done.returncode == 0 and "EQUAL: " in done.stdout, done.stderr
-    done = typed(bench, "diff", "latest", str(other), *run, "--json")
-    value = json.loads(done.stdout)
-    assert done.returncode == 1 and [finding["kind"] for finding in value["findings"]] == ["weight"]
-    assert value["first_divergence"]["delta"]["different"] == 1
-    done = typed(bench, "diff", "latest", str(other), *run, "--tolerance", "1")
-    assert done.returncode == 0
-    done = typed(bench, "diff", f"{other}:4:on-save", str(same))
-    assert done.returncode == 1 and "has no dump of 4:on-save; it holds no dump" in done.stderr
+    answer = bench.tr11("checkpoints", "diff", "20", str(same), *run)
+    assert answer.code == 0 and "EQUAL: " in answer.out
+    answer = bench.tr11("checkpoints", "diff", "latest", str(other), *run, "--json")
+    assert answer.code == 1 and [finding["kind"] for finding in answer.json["findings"]] == ["weight"]
+    assert answer.json["first_divergence"]["delta"]["different"] == 1
+    assert bench.tr11("checkpoints", "diff", "latest", str(other), *run, "--tolerance", "1").code == 0
+    answer = bench.tr11("checkpoints", "diff", f"{other}:4:on-save", str(same))
+    assert answer.code == 1 and "has no dump of 4:on-save; it holds no dump" in answer.err
 
 
+@pytest.mark.usefixtures("near")
 def test_a_path_needs_no_card_and_refusals_are_one_line(bench: LocalBench, checkpoints: Path) -> None:
     bench.card.unlink()
     place = save(checkpoints, 20)
-    assert typed(bench, "inspect", str(place)).returncode == 0
+    assert bench.tr11("checkpoints", "inspect", str(place)).code == 0
     for words, code in (
-        (["inspect", "20"], 2), (["inspect", str(place), "--tensors", "nothing"], 1), (["inspect"], 2),
+        (["inspect", "20"], 2), (["inspect"], 2), (["inspect", str(checkpoints)], 1),
         (["diff", str(place)], 2), (["diff", str(place), str(place), "--tolerance", "-1"], 2),
-        (["inspect", str(checkpoints)], 1),
+        (["diff", str(place), str(checkpoints)], 1), (["diff", f"{place}:x", str(place)], 2),
     ):  # fmt: skip
-        done = typed(bench, *words)
-        assert done.returncode == code and done.stdout == "" and "Traceback" not in done.stderr, (words, done)
-        assert done.stderr.startswith("tr11: ") and len(done.stderr.splitlines()) == 1, done.stderr
-    done = typed(bench, "inspect", str(checkpoints), "--json")
-    assert json.loads(done.stdout)["error"]["exit_code"] == 1
+        answer = bench.tr11("checkpoints", *words)
+        assert (answer.code, answer.out) == (code, ""), words
+        assert answer.err.startswith("tr11: ") and len(answer.err.splitlines()) == 1, answer.err
+    answer = bench.tr11("checkpoints", "inspect", str(checkpoints), "--json")
+    assert answer.json["error"]["exit_code"] == 1
 
 
 # ----------------------------------------------------------------------------- both command lines
-@pytest.mark.parametrize("name", [name for name in COMMANDS])
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_both_command_lines_offer_the_same(name: str) -> None:
     group: Any = get_command(app)
     child = next(action.choices for action in build_parser([name])._actions if action.choices)[name]

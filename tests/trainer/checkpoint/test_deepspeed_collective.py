@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.trainer.cases import CPU, Piece, assemble, batches, copy_state, tiny
 from tests.trainer.checkpoint import world
@@ -89,8 +88,8 @@ def resume(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piec
     return pieces, following, restored, loaded.remarks
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_save_and_resume_on_this_shape_and_on_another(memory_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "shapes"), [("bf16", [SAVED, OTHER]), ("fp32", [OTHER])], ids=["bf16", "fp32"])
+def test_save_and_resume_on_this_shape_and_on_another(memory_path: Path, dtype: str, shapes: list[Shape]) -> None:
     ranks = world.run(4, save, memory_path, SAVED, dtype)
     truth, place = assemble([pieces for pieces, *_ in ranks]), memory_path / "theirs" / f"global_step{STEP}"
     assert ranks[0][2] == [f"global_step{STEP}", "latest"]
@@ -109,7 +108,7 @@ def test_save_and_resume_on_this_shape_and_on_another(memory_path: Path, dtype: 
 
     # Without a manifest it is what the original left, and rank 0 alone makes one up.
     (place / "manifest.json").unlink()
-    for shape in (SAVED, OTHER):
+    for shape in shapes:
         answers = world.run(4, resume, place, shape, dtype)
         again = assemble([pieces for pieces, *_ in answers])
         assert [
@@ -122,46 +121,43 @@ def test_save_and_resume_on_this_shape_and_on_another(memory_path: Path, dtype: 
             assert following == pytest.approx(ranks[0][1], abs=2e-3 if dtype == "bf16" else 2e-6)
 
 
-def refused(rank: int, place: Path) -> str:
+REFUSED = {
+    "damaged": (
+        Sizes(2, 32, 4, 64),
+        torch.bfloat16,
+        r"layer_03-model_00-model_states\.pt is damaged or not a checkpoint",
+    ),
+    "narrower": (Sizes(2, 16, 4, 64), torch.bfloat16, r"has shape .* in the checkpoint and .* in this run"),
+    "deeper": (
+        Sizes(3, 32, 4, 64),
+        torch.bfloat16,
+        r"hold blocks\.2\.\S+ \(and \d+ more\), which this run's model lacks",
+    ),
+    "fp32": (Sizes(2, 32, 4, 64), torch.float32, "is fp32 in the checkpoint and bf16 in this run"),
+}
+
+
+def refused(rank: int, folder: Path) -> list[str]:
     engine, mesh = built(Shape(data=2), "bf16")
-    state = engine.sharded_state()
+    state, messages = engine.sharded_state(), []
     before = [item.tensor.clone() for item in state.weights]
-    with pytest.raises(CheckpointError) as caught:
-        load_deepspeed(place, state, CheckpointInfo(mesh.degrees(), {}))
-    assert all(torch.equal(old, item.tensor) for old, item in zip(before, state.weights, strict=True))
-    dist.barrier()
+    for name in REFUSED:
+        with pytest.raises(CheckpointError) as caught:
+            load_deepspeed(folder / name / "global_step5", state, CheckpointInfo(mesh.degrees(), {}))
+        messages.append(str(caught.value))
+        assert all(torch.equal(old, item.tensor) for old, item in zip(before, state.weights, strict=True))
     engine.close()
-    return str(caught.value)
+    return messages
 
 
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "damaged", "said"),
-    [
-        (
-            Sizes(2, 32, 4, 64),
-            torch.bfloat16,
-            True,
-            r"layer_03-model_00-model_states\.pt is damaged or not a checkpoint",
-        ),
-        (Sizes(2, 16, 4, 64), torch.bfloat16, False, r"has shape .* in the checkpoint and .* in this run"),
-        (
-            Sizes(3, 32, 4, 64),
-            torch.bfloat16,
-            False,
-            r"hold blocks\.2\.\S+ \(and \d+ more\), which this run's model lacks",
-        ),
-        (Sizes(2, 32, 4, 64), torch.float32, False, "is fp32 in the checkpoint and bf16 in this run"),
-    ],
-    ids=["damaged", "narrower", "deeper", "fp32"],
-)
-def test_one_refusal_for_all_ranks_before_anything_is_loaded(
-    memory_path: Path, sizes: Sizes, dtype: torch.dtype, damaged: bool, said: str
-) -> None:
-    source = memory_source(sizes, dtype=dtype)
-    place = write_deepspeed_layout(memory_path, source, 5, extras_of(source), info_of(source, {"data": 3}))
-    if damaged:
-        (place / "manifest.json").unlink()
-        (place / "layer_03-model_00-model_states.pt").write_bytes(b"PK" + bytes(300))
-    messages = world.run(2, refused, place)
-    assert len(set(messages)) == 1
-    assert re.search(said, messages[0]), messages[0]
+def test_one_refusal_for_all_ranks_before_anything_is_loaded(memory_path: Path) -> None:
+    for name, (sizes, dtype, _) in REFUSED.items():
+        source = memory_source(sizes, dtype=dtype)
+        write_deepspeed_layout(memory_path / name, source, 5, extras_of(source), info_of(source, {"data": 3}))
+    damaged = memory_path / "damaged" / "global_step5"
+    (damaged / "manifest.json").unlink()
+    (damaged / "layer_03-model_00-model_states.pt").write_bytes(b"PK" + bytes(300))
+    first, second = world.run(2, refused, memory_path)
+    assert first == second
+    for message, (_, _, said) in zip(first, REFUSED.values(), strict=True):
+        assert re.search(said, message), message

@@ -260,8 +260,8 @@ def test_cut_dimensions_are_those_that_the_models_layers_declare() -> None:
     from trainer.shard import sharding_of
 
     mesh = Mesh.single(torch.device("cpu"))
-    for options in ({"position_embedding": "alibi"}, {"position_embedding": "absolute"}):
-        layers = gpt_layers(tiny(**options).model, 64, mesh, LanguageModelHead(mesh))
+    for positions in ("alibi", "absolute"):
+        layers = gpt_layers(tiny(position_embedding=positions).model, 64, mesh, LanguageModelHead(mesh))
         stage = [(layer.prefix, layer.kind(*layer.arguments)) for layer in layers]
         for name, parameter in logical_parameters(stage):
             assert cut_dimension(name) == sharding_of(parameter).dim, name

@@ -149,6 +149,24 @@ def test_weights_alone_and_no_random_state(memory_path: Path) -> None:
     assert {entry.path.split("/")[0] for entry in manifest.files} == {"weights", "cursor.json"}
 
 
+def save_small(rank: int, folder: Path, model: Model, shape: Shape) -> int:
+    saver = AsyncSaver(folder, pytest.fail)
+    mine = state(model, shape, rank, 1)
+    for step in (1, 2):
+        saver.start(step, mine, extras(step), CheckpointInfo(shape.topology, {}))
+        assert [type(outcome) for outcome in saver.wait()] == [Finished]
+    saver.close()
+    return len(mine.fragments)
+
+
+def test_a_rank_may_hold_nothing_but_padding(memory_path: Path) -> None:
+    shape, small = Shape(data=4), Model(layers=0, hidden=4, vocabulary=2)
+    assert world.run(4, save_small, memory_path, small, shape) == [1, 1, 0, 0]
+    empty = state(small, Shape(), 0, None)
+    store.load(memory_path, 2, empty, ALONE)
+    assert differences(empty, state(small, Shape(), 0, 1)) == []
+
+
 # ----------------------------------------------------------------------------- what goes wrong
 def short_of_memory(rank: int, folder: Path) -> list[str]:
     said: list[str] = []
@@ -177,6 +195,20 @@ def test_without_memory_for_a_copy_the_training_waits(memory_path: Path) -> None
             r"and can spare 0\.00",
             said[0],
         )
+
+
+def test_where_the_kernel_does_not_tell_its_memory_the_training_waits(memory_path: Path) -> None:
+    def unknown() -> int:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    said: list[str] = []
+    saver = AsyncSaver(memory_path, said.append, available=unknown)
+    saver.start(1, state(MODEL, Shape(), 0, 1), extras(1), ALONE)
+    assert [type(outcome) for outcome in saver.wait()] == [Finished]
+    assert said == [
+        "checkpoint of step 1 is saved while the training waits: it is not known how much host memory is free: "
+        "No such file or directory: /proc/meminfo"
+    ]
 
 
 def one_rank_cannot_write(rank: int, folder: Path) -> tuple[str, str]:

@@ -1,0 +1,107 @@
+"""`tr11 checkpoints reshape`: either layout into either, for another topology; what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
+from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.rewrite import write_checkpoint
+from trainer.contract import Manifest, manifest_faults, read_latest
+
+SIZES = Sizes()
+SOURCE = memory_source(SIZES)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    info = info_of(SOURCE, {"tensor": 1, "pipeline": 1, "data": 2})
+    return write_checkpoint(tmp_path / "saved", SOURCE, 5, extras_of(SOURCE), info)
+
+
+def reshape(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main(["reshape", "--json", *map(str, words)]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+    assert main(["reshape", *map(str, words)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.strip().splitlines()[-1]
+
+
+def test_there_and_back(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    degrees = ("--tensor", 2, "--pipeline", 2, "--data", 11)
+    there = reshape(capsys, saved, "-o", tmp_path / "there", "--format", "deepspeed", *degrees)
+    place = tmp_path / "there" / "global_step5"
+    manifest = Manifest.read(place)
+    assert manifest is not None and manifest_faults(place, manifest, read_digests=True) == []
+    assert there == {
+        "schema": 1,
+        "checkpoint": str(saved),
+        "step": 5,
+        "layout": "tr11",
+        "topology": {"tensor": 1, "pipeline": 1, "data": 2},
+        "folder": str(place),
+        "new_layout": "deepspeed",
+        "new_topology": {"tensor": 2, "pipeline": 2, "data": 11},
+        "optimizer": True,
+        "verified": True,
+        "files": len(manifest.files),
+        "bytes": manifest.total_bytes,
+        "remarks": [],
+    }
+    assert differences(open_checkpoint(place), SOURCE) == []
+    assert read_latest(tmp_path / "there") == 5
+
+    back = reshape(capsys, place, "-o", tmp_path / "back")
+    assert (back["new_layout"], back["topology"]) == ("tr11", {"tensor": 2, "pipeline": 2, "data": 11})
+    again = open_checkpoint(tmp_path / "back" / "global_step5")
+    assert differences(again, SOURCE) == []
+    assert dict(again.facts.cursor) == {**SOURCE.facts.cursor, "step": 5}
+
+    # Without degrees the layout is written for those that the checkpoint has.
+    same = reshape(capsys, place, "-o", tmp_path / "same", "--format", "deepspeed")
+    assert same["new_topology"] == same["topology"]
+
+
+def test_weights_only(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for layout in ("tr11", "deepspeed"):
+        result = reshape(capsys, saved, "-o", tmp_path / layout, "--format", layout, "--weights-only", "--no-verify")
+        assert (result["optimizer"], result["verified"]) == (False, False)
+        found = open_checkpoint(Path(result["folder"]))
+        assert found.tensors("optimizer") == {}
+        assert differences(found, memory_source(SIZES, optimizer=False)) == []
+
+
+def test_the_text_for_people(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reshape", str(saved), "-o", str(tmp_path / "new"), "--format", "deepspeed", "--data", "3"]
+    assert main(words) == 0
+    assert re.fullmatch(
+        r"\S+/new/global_step5: step 5, DeepSpeed layout for tensor 1 x pipeline 1 x data 3, 0\.00 GB in \d+ files\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_refusals(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new"
+    assert "only --format deepspeed has a topology" in refusal(capsys, 2, saved, "-o", out, "--tensor", 2)
+    assert "--data 0: a degree is at least 1" in refusal(
+        capsys, 2, saved, "-o", out, "--format", "deepspeed", "--data", 0
+    )
+    assert "lies inside the checkpoint" in refusal(capsys, 2, saved, "-o", saved / "inner")
+    assert "cannot be cut into 5 equal parts" in refusal(
+        capsys, 1, saved, "-o", out, "--format", "deepspeed", "--tensor", 5
+    )
+    assert "exists already and is not replaced" in refusal(capsys, 1, saved, "-o", saved.parent)
+    path = next(path for path in sorted((saved / "weights").iterdir()) if path.suffix == ".distcp")
+    path.write_bytes(path.read_bytes()[::-1])
+    assert f"{path}: its digest differs from the manifest's" in refusal(capsys, 1, saved, "-o", out)
+    assert not out.exists()
