@@ -65,7 +65,7 @@ iterations = 1
 
 [data]
 prefixes = ["data/corpus_text_document"]
-workers = 1
+workers = 0
 
 [tokenizer]
 path = "data/tokenizer"

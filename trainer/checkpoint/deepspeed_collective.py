@@ -28,7 +28,7 @@ from trainer.checkpoint.deepspeed_content import (
     FlatGroup,
     OptimizerSettings,
     StageParameter,
-    empty_group,
+    empty_kinds,
     flat_groups,
     optimizer_contents,
     rank_contents,
@@ -208,7 +208,8 @@ class _Share:
         tensors = {item.name: item.tensors for item in self.state.fragments}
         made = []
         for group, fragments in zip(self.groups, self._expected, strict=True):
-            flat = empty_group(fragments, sum(item.numel for item in group), self.degrees.data)
+            total = sum(item.numel for item in group)
+            flat = FlatGroup(fragments, empty_kinds(total, self.degrees.data), total)
             for fragment in fragments:
                 for kind, partition in flat.kinds.items():
                     partition[fragment.start : fragment.start + fragment.numel].copy_(tensors[fragment.name][kind])

@@ -196,10 +196,10 @@ class FlatGroup:
     total: int
 
 
-def empty_group(fragments: Sequence[FlatFragment], total: int, data: int) -> FlatGroup:
-    """A partition of zeros."""
+def empty_kinds(total: int, data: int) -> dict[str, Tensor]:
+    """Zeros for one partition of a flat group of `total` elements over `data` ranks."""
     size = partition_elements(total, data)
-    return FlatGroup(fragments, {kind: torch.zeros(size) for kind in FRAGMENT_KINDS}, total)
+    return {kind: torch.zeros(size) for kind in FRAGMENT_KINDS}
 
 
 def optimizer_contents(

@@ -21,9 +21,10 @@ from trainer.checkpoint.agreement import one_line
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_content import (
     Degrees,
+    FlatGroup,
     OptimizerSettings,
     StageParameter,
-    empty_group,
+    empty_kinds,
     flat_groups,
     optimizer_contents,
     rank_contents,
@@ -43,13 +44,15 @@ from trainer.checkpoint.deepspeed_names import (
 from trainer.checkpoint.deepspeed_partition import FlatFragment, fragments_of, stage_bounds
 from trainer.checkpoint.files import digesting, make_folder
 from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
-from trainer.checkpoint.source import Part, TensorSource
+from trainer.checkpoint.rewrite import row_blocks
+from trainer.checkpoint.source import Part, TensorFacts, TensorSource
 from trainer.checkpoint.state import FRAGMENT_KINDS, rectangles
 from trainer.contract import FileEntry, checkpoint_name
 from trainer.model.gpt import TIED_NAME
 from trainer.shard import Sharding
 
 UNKNOWN_SETTINGS = OptimizerSettings()
+_READ_BYTES = 4 << 20  # at once: pieces of one size leave no holes in memory
 OnBytes = Callable[[int], None]
 
 
@@ -179,13 +182,18 @@ def _files(
             yield layer_file(position, tensor_rank), _layer_contents(plan, source, position, tensor_rank)
     for stage in range(degrees.pipeline):
         groups = flat_groups(plan.stage(stage))
+        # The same memory for all files of a stage: fresh memory for each is slow to come back from the allocator.
+        kinds = [empty_kinds(sum(item.numel for item in group), degrees.data) for group in groups]
         for tensor_rank in range(degrees.tensor):
             model_rank = stage * degrees.tensor + tensor_rank
             yield rank_file(model_rank), rank_contents(groups, degrees, cursor, info, steps)
             if not source.tensors("optimizer"):
                 continue
             for data_rank in range(degrees.data):
-                filled = [_filled(plan, source, group, tensor_rank, data_rank) for group in groups]
+                filled = [
+                    _filled(plan, source, group, tensor_rank, data_rank, memory)
+                    for group, memory in zip(groups, kinds, strict=True)
+                ]
                 names = {item.name: item.module_name for group in groups for item in group}
                 contents = optimizer_contents(filled, names, degrees, data_rank, plan.bf16, steps, settings)
                 yield optimizer_file(data_rank, model_rank, plan.bf16), contents
@@ -200,25 +208,36 @@ def _layer_contents(plan: _Plan, source: TensorSource, position: int, tensor_ran
     }
 
 
-def _filled(plan: _Plan, source: TensorSource, group: list[StageParameter], tensor_rank: int, data_rank: int) -> Any:
-    """A data rank's partition of a group, read from the source."""
+def _filled(
+    plan: _Plan,
+    source: TensorSource,
+    group: list[StageParameter],
+    tensor_rank: int,
+    data_rank: int,
+    kinds: Mapping[str, Tensor],
+) -> FlatGroup:
+    """A data rank's partition of a group, read from the source into `kinds`."""
     sizes = [(item.name, item.numel) for item in group]
     fragments = fragments_of(sizes, plan.degrees.data, data_rank)
-    made = empty_group(fragments, sum(numel for _, numel in sizes), plan.degrees.data)
     idle = {item.name for item in group if item.idle}
+    for flat in kinds.values():
+        flat.zero_()
     for fragment in fragments:
-        for kind, flat in made.kinds.items():
+        for kind, flat in kinds.items():
             if kind == FRAGMENT_KINDS[0] or fragment.name not in idle:  # an idle copy has no gradient, so no moments
                 _read_run(plan, source, fragment, kind, tensor_rank, flat)
-    return made
+    return FlatGroup(fragments, kinds, sum(numel for _, numel in sizes))
 
 
 def _read_run(
     plan: _Plan, source: TensorSource, fragment: FlatFragment, kind: str, tensor_rank: int, flat: Tensor
 ) -> None:
     base = plan.offsets(fragment.name, tensor_rank)
+    facts = source.tensors("optimizer")[f"{fragment.name}/{kind}"]
     for block in rectangles(plan.local_shape(fragment.name), fragment.first, fragment.numel):
-        offsets = tuple(low + inner for low, inner in zip(base, block.offsets, strict=True))
-        value = source.read("optimizer", f"{fragment.name}/{kind}", offsets, block.sizes)
         begin = fragment.start + block.start
-        flat[begin : begin + value.numel()].copy_(value.flatten())
+        for piece, sizes in row_blocks(TensorFacts(block.sizes, facts.dtype), _READ_BYTES):
+            offsets = tuple(map(sum, zip(base, block.offsets, piece, strict=True)))
+            value = source.read("optimizer", f"{fragment.name}/{kind}", offsets, sizes)
+            flat[begin : begin + value.numel()].copy_(value.flatten())
+            begin += value.numel()

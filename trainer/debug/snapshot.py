@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.debug.fingerprint import Fingerprint, state_digest
-from trainer.debug.record import MOMENTS, DumpRecord, Moment, ParameterRecord, Place, companions
+from trainer.debug.record import MOMENTS, DumpRecord, Moment, Place, companions
 
 Kind = Literal["weight", "fp32", "exp_avg", "exp_avg_sq"]
 KINDS: tuple[Kind, ...] = ("weight", "fp32", "exp_avg", "exp_avg_sq")
@@ -188,47 +188,55 @@ def _snapshot(records: list[DumpRecord], label: str) -> Snapshot:
             for record in records
         },
         random_state={record.place.rank: record.random_state for record in records},
-        copies=tuple(_copy(record, parameter) for record in records for parameter in record.parameters),
+        copies=tuple(copy for record in records for copy in _copies(record)),
         model={},
         is_checkpoint=False,
         missing=tuple(rank for rank in range(world) if rank not in held),
     )
 
 
-def _copy(record: DumpRecord, parameter: ParameterRecord) -> Copy:
-    read = None
-    if record.tensors is not None:
-        read = _file_reader(record.folder / record.tensors, parameter.name)
-    return Copy(
-        kind="weight",
-        name=parameter.name,
-        global_shape=parameter.global_shape,
-        offsets=parameter.offsets,
-        shape=parameter.shape,
-        dtype=parameter.dtype,
-        replicated=parameter.replicated,
-        place=record.place,
-        numbers=parameter.numbers,
-        read=read,
-    )
+def _copies(record: DumpRecord) -> Iterator[Copy]:
+    tensors = None if record.tensors is None else _TensorFile(record.folder / record.tensors)
+    for parameter in record.parameters:
+        yield Copy(
+            kind="weight",
+            name=parameter.name,
+            global_shape=parameter.global_shape,
+            offsets=parameter.offsets,
+            shape=parameter.shape,
+            dtype=parameter.dtype,
+            replicated=parameter.replicated,
+            place=record.place,
+            numbers=parameter.numbers,
+            read=None if tensors is None else tensors.reader(parameter.name),
+        )
 
 
-def _file_reader(path: Path, name: str) -> Reader:
-    def read(offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        tensor = _open_tensors(path)[name]
-        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-            tensor = tensor.narrow(dim, offset, size)
-        return tensor
+class _TensorFile:
+    """The tensors of one rank's full dump, mapped into memory when the first is asked for."""
 
-    return read
+    def __init__(self, path: Path):
+        self.path = path
 
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        try:
+            return cast(dict[str, Tensor], torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
+        except OSError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{self.path} cannot be read ({said}); use a dump of fingerprints") from None
 
-@lru_cache(maxsize=64)
-def _open_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one rank's full dump, mapped into memory."""
-    try:
-        return cast(dict[str, Tensor], torch.load(path, map_location="cpu", mmap=True, weights_only=True))
-    except OSError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    def reader(self, name: str) -> Reader:
+        """Reads rectangles of one tensor. The reader raises CheckpointError when the file is not what it should be."""
+
+        def read(offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+            tensor = self._tensors.get(name)
+            if tensor is None:
+                raise CheckpointError(f"{self.path} lacks {name}, which its companion names; dump again")
+            for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+                tensor = tensor.narrow(dim, offset, size)
+            return tensor
+
+        return read

@@ -205,6 +205,16 @@ def test_a_lost_dump_is_no_equality(trained: Path, diff: Diff, tmp_path: Path) -
     assert answer.code == 1 and "missing" in answer.kinds and "rank 3" in answer.finding("missing")["detail"][0]
 
 
+def test_a_damaged_file_of_tensors_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side in "ab":
+        shutil.copytree(trained / "full" / "unreduced-head" / side, tmp_path / side)
+    [path] = (tmp_path / "b").glob(f"debug-{SAVED}-pp1-*-on-load-*.pt")
+    path.write_bytes(path.read_bytes()[:1000])
+    assert main(["diff", *(f"{tmp_path / name}:{SAVED}" for name in "ab")]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f"{path} cannot be read" in err and "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
