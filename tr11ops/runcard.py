@@ -9,14 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
+from tr11ops.runcard_sections import AlertsSection, BackupSection, HubSection, ResilienceSection, SlurmSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
-from trainer.config import CardError, Problem, Section, TrainerConfig, nearest, validate
+from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
 from trainer.config_rules import cross_problems
 from trainer.schedule import batch_size_at, path_of
 
@@ -26,6 +25,7 @@ __all__ = [
     "BackupSection",
     "CardError",
     "HubSection",
+    "ResilienceSection",
     "RunCard",
     "SlurmSection",
     "card_from_resolved",
@@ -55,105 +55,19 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("tokenizer", "vocabulary_file"),
         ("tokenizer", "merges_file"),
         ("checkpoint", "load"),
+        ("resilience", "check_scripts"),
         ("hub", "credentials_file"),
         ("backup", "store"),
         ("alerts", "urls_file"),
     }
 )
 
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]  # safe on an #SBATCH line
-NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
-
-
-class SlurmSection(Section):
-    """[slurm]: the allocation of one attempt, and what its shell does before the workers start."""
-
-    nodes: int = Field(gt=0, le=100_000, description="nodes of one attempt")
-    gpus_per_node: int = Field(default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none")
-    workers_per_node: int | None = Field(
-        default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
-    )
-    partition: Word | None = Field(default=None, description="default: the cluster's")
-    account: Word | None = Field(default=None, description="who pays")
-    constraint: Word | None = Field(default=None, description="node feature asked for")
-    reservation: Word | None = Field(default=None, description="reservation to run in")
-    quality_of_service: Word | None = Field(default=None, description="QoS")
-    hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = Field(
-        default=None, description="Slurm's --hint: nomultithread gives physical cores only"
-    )
-    cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
-    time_limit: str = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
-    signal_seconds_before_limit: int | None = Field(
-        default=None,
-        gt=0,
-        le=65535,
-        description="USR1 this long before the limit: save and leave; may come a minute early",
-    )
-    output: str = Field(
-        default="%x-%A_%a.out",
-        pattern=r"^[^\s]{1,1000}$",
-        description="Slurm's log: %x name, %j job, %A array, %a task",
-    )
-    exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
-    master_port: int | None = Field(
-        default=None, ge=1024, le=65535, description="rendezvous port on the first node; default: a free one"
-    )
-    setup: list[str] = Field(
-        default=[], description="shell lines run on each node before the workers; `$` is left to that shell"
-    )
-    environment: dict[str, str] = Field(default={}, description="variables given to every worker")
-    comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
-
-    @property
-    def workers(self) -> int:
-        """Trainer processes on each node; 0 when the card says neither workers nor GPUs (which is refused)."""
-        return self.workers_per_node or self.gpus_per_node
-
-
-class HubSection(Section):
-    """[hub]: the hub repository that logs and TensorBoard events are mirrored to."""
-
-    repository: str | None = Field(
-        default=None, pattern=r"^[\w.-]{1,96}/[\w.-]{1,96}$", description="OWNER/NAME; default: nothing is mirrored"
-    )
-    patterns: list[str] = Field(
-        default=["tensorboard/*/*tfevents*", "logs/*/*.txt"], min_length=1, description="files below NAME-logs"
-    )
-    interval_minutes: int = Field(default=60, gt=0, le=10_080, description="between two synchronisations")
-    credentials_file: str | None = Field(default=None, description="JSON with the bot's user, mail and token")
-
-
-class BackupSection(Section):
-    """[backup]: which checkpoints are kept, and where their copies go."""
-
-    store: str | None = Field(default=None, description="folder of the archive file system")
-    url: str | None = Field(
-        default=None,
-        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$",
-        description="bucket, e.g. gs://NAME/PATH; no credentials",
-    )
-    keep_latest: int = Field(default=15, ge=2, le=100_000, description="newest checkpoints never deleted")
-    store_interval: int = Field(default=1000, gt=0, le=10**9, description="steps copied to the store: its multiples")
-    full_interval: int = Field(default=10_000, gt=0, le=10**9, description="steps copied whole to the url")
-    weights_interval: int = Field(default=3000, gt=0, le=10**9, description="steps whose weights go to the url")
-
-
-class AlertsSection(Section):
-    """[alerts]: who hears of trouble. Delivery URLs hold secrets, so they are in a file of their own."""
-
-    recipients: list[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")]] = Field(
-        default=[], description="mail addresses"
-    )
-    sender: str | None = Field(default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="mail address")
-    smtp_host: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,255}$", description="mail server")
-    urls_file: str | None = Field(default=None, description="file with one delivery URL a line; readable by you alone")
-    interval_minutes: int = Field(default=60, gt=0, le=1440, description="between two looks at the run")
-
 
 class RunCard(TrainerConfig):
     """A whole run: the training's sections and the operation's."""
 
     slurm: SlurmSection
+    resilience: ResilienceSection = ResilienceSection()
     hub: HubSection = HubSection()
     backup: BackupSection = BackupSection()
     alerts: AlertsSection = AlertsSection()
