@@ -104,12 +104,12 @@ class TrainerConfig(Section):
 
     @property
     def tests_at_end(self) -> bool:
-        """Whether named test groups are to be evaluated once the training has ended.
-
-        The test share of `data.split` is left alone until it is asked for (`tr11 eval --split test`): in small data it
-        is often empty, which must not refuse a training.
-        """
-        return bool(self.data.test_groups or self.data.test_groups_file) and self.evaluation.iterations > 0
+        """Whether the card names test data, a group or a share of `data.split`, and evaluates at all."""
+        if self.evaluation.iterations == 0:
+            return False
+        if self.data.uses_groups:
+            return bool(self.data.test_groups or self.data.test_groups_file)
+        return float(self.data.split.split(",")[-1]) > 0  # three numbers, as the rules of the card make sure
 
     def data_parallel(self, world_size: int) -> int:
         """Data-parallel degree on `world_size` workers (integer division)."""

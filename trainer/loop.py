@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.account import Account
-from trainer.checkpoint.agreement import lost_a_rank
+from trainer.checkpoint.agreement import Crew, lost_a_rank
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
@@ -49,7 +49,7 @@ from trainer.metrics import Interval, MetricsWriter
 from trainer.progress import Progress
 from trainer.recovery import SpikeWatch
 from trainer.resume import load_newest, load_step, read_card_hash
-from trainer.samples import open_samples
+from trainer.samples import missing_test_share, open_samples
 from trainer.saving import Saver
 from trainer.schedule import batch_size_at, path_of
 from trainer.spikes import Flag, RollBack
@@ -150,7 +150,7 @@ class Trainer:
         self._say(f"setting training iterations to {self.total}")
         self.engine = Engine.build(config, self.mesh)
         self._closers.append(self.engine.close)
-        self.samples = open_samples(config, self.mesh, self.engine.needs_data, test=config.tests_at_end)
+        self.samples = open_samples(config, self.mesh, self.engine.needs_data, test=self._tests_at_end())
         self._closers.append(self.samples.close)
         dumps = config.paths.attempt(self.attempt.job_id) / "debug" / f"launch-{self.attempt.launch}"
         self.dumps = DebugDumps(config.debug, self.mesh, dumps)
@@ -179,6 +179,15 @@ class Trainer:
         self.metrics.open()
         self._closers.append(self.metrics.close)
         self.metrics.settings(config.model_dump(mode="json"), self.progress.iteration)
+
+    def _tests_at_end(self) -> bool:
+        """Whether there is test data to evaluate once the training has ended. Collective."""
+        if not self.config.tests_at_end:
+            return False
+        fault = Crew(self.mesh.cpu_group).on_first("test data", lambda: missing_test_share(self.config))
+        if fault:
+            self._say(f"the test share of data.split will not be evaluated: {fault}")
+        return not fault
 
     def _earliest_start(self) -> float:
         """Start of the earliest rank, so that every rank counts the exit duration from the same moment.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
@@ -85,6 +85,21 @@ def plan_data(
     if wanted.groups:
         return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
     return plan_splits(wanted.prefixes, wanted.split, wanted.samples, reading, is_builder=is_builder, barrier=barrier)
+
+
+def missing_test_share(config: TrainerConfig) -> str:
+    """Why the test share of `data.split` cannot be evaluated; empty when it can, or when the card names test groups.
+
+    In small data that share is often empty, which must not refuse a training. Builds its index maps: rank 0 asks.
+    """
+    if config.data.uses_groups:
+        return ""
+    wanted = wanted_data(config, test=True)
+    try:
+        plan_data(config, replace(wanted, samples={"test": wanted.samples["test"]}))
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 @dataclass

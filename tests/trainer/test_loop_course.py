@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 from cases import VOCABULARY, tiny
-from spawn import run_ranks
+from spawn import RanksFailed, run_ranks
 
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import TrainerConfig
-from trainer.contract import EndMarker, checkpoint_steps, read_latest
+from trainer.contract import EndMarker, RunPaths, checkpoint_steps, read_latest
 from trainer.data.indexed_write import IndexedWriter
 from trainer.engine import StepResult
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
 from trainer.loop import Trainer
 from trainer.metrics import Interval
-from trainer.recovery_file import read_recovery
+from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
@@ -45,6 +45,24 @@ def card(folder: Path, **changes: Any) -> TrainerConfig:
     for section, keys in changes.items():
         value[section] = (value[section] or {}) | keys
     return TrainerConfig.model_validate(value)
+
+
+class Poisoned(Trainer):
+    """Turns one weight into NaN for the length of one step: loss and gradients of that step are not finite."""
+
+    poison_at: int = 0
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 != self.poison_at:
+            return super()._step(interval)
+        weight = self.engine.named_parameters()[0][1]
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.fill_(math.nan)
+        result = super()._step(interval)
+        with torch.no_grad():
+            weight.copy_(torch.where(weight.isnan(), kept, weight))
+        return result
 
 
 class Spiking(Trainer):
@@ -79,6 +97,29 @@ def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> 
     iteration = trainer.progress.iteration
     trainer.close()
     return reason, iteration
+
+
+def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:
+    Poisoned.poison_at = poison_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = Attempt("1", 1, config.paths.stop_request("1"))
+    trainer = Poisoned(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    reason = trainer.train()
+    iteration = trainer.progress.iteration
+    trainer.close()
+    return reason, iteration
+
+
+def _write_and_die(paths: RunPaths, record: RecoveryRecord) -> None:
+    write_recovery(paths, record)
+    os._exit(9)
+
+
+def attempt_cut_in_roll_back(config: TrainerConfig) -> None:
+    """An attempt with a spike that is killed between the record of its roll-back and the renames."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.recovery.write_recovery", _write_and_die)
+        attempt(config, 1, spike_at=14)
 
 
 def refusal(config: TrainerConfig, number: int) -> str:
@@ -167,11 +208,40 @@ def test_a_spike_is_rolled_back_and_its_data_skipped(tmp_path: Path) -> None:
     assert read_latest(config.paths.checkpoints) == 22
 
 
+def test_a_roll_back_that_is_cut_off_is_finished_by_the_next_attempt(tmp_path: Path) -> None:
+    # Only the norms of steps 14 and 15 make it a spike, so step 14 has been saved by then.
+    recovery = {"on_spike": "roll_back", "skip_margin": 1, "roll_backs": 1, "loss_factor": 1e6}
+    config = card(tmp_path, recovery=recovery, checkpoint={"interval": 1}, run={"exit_interval": 20})
+    with pytest.raises(RanksFailed):
+        run_ranks(attempt_cut_in_roll_back, 2, config, launch=False)
+    event = read_recovery(config.paths).events[0]
+    discarded = [step for step in checkpoint_steps(config.paths.checkpoints) if step >= event.first_sign]
+    assert discarded  # the record is there, and nothing was renamed yet
+    assert run(config, 2) == ("exit-interval", 20)
+    names = {entry.name for entry in config.paths.checkpoints.iterdir()}
+    assert {f"global_step{step}.discarded" for step in discarded} <= names
+    assert len(read_recovery(config.paths).events) == 1
+    trained = [record["iteration"] for record in records(config) if record["job_id"] == "2"]
+    assert (event.to_step, event.skip_first) == (13, 14)
+    assert trained == list(range(event.skip_last + 1, 21))
+
+
 def test_a_spike_that_is_only_flagged_stops_nothing(tmp_path: Path) -> None:
     config = card(tmp_path, recovery={"on_spike": "flag"}, run={"exit_interval": 16})
     assert run(config, spike_at=13) == ("exit-interval", 16)
     assert records(config, "spike")
     assert not records(config, "roll-back")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_step_that_is_not_finite_is_dropped_and_counted(tmp_path: Path, dtype: str) -> None:
+    config = card(tmp_path, precision={"dtype": dtype}, run={"exit_interval": 8})
+    assert run_ranks(poisoned_attempt, 2, config, 4, launch=False) == [("exit-interval", 8)] * 2
+    found = records(config)
+    assert [record["nan_iterations"] for record in found] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert [record["skipped_iterations"] for record in found] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert found[3]["lm_loss"] is None
+    assert all(math.isfinite(record["lm_loss"]) for record in found if record["iteration"] != 4)
 
 
 def test_minutes_between_saves(tmp_path: Path) -> None:
@@ -239,6 +309,19 @@ def test_named_groups_are_validated_one_by_one_and_tested_at_the_end(tmp_path: P
     assert run(config) == ("finished", 6)
     found = [(record["iteration"], record["name"]) for record in records(config, "validation")]
     assert found == [(4, "valid"), (4, "valid_aa"), (6, "valid"), (6, "valid_aa"), (6, "test")]
+
+
+@pytest.mark.parametrize(("split", "tested"), [("80,10,10", True), ("949,50,1", False), ("90,10,0", False)])
+def test_the_test_share_is_evaluated_at_the_end_where_it_holds_data(tmp_path: Path, split: str, tested: bool) -> None:
+    config = card(
+        tmp_path,
+        data={"split": split},
+        evaluation={"interval": 4, "iterations": 1},
+        batch={"train_samples": 16 * 6},
+    )
+    assert run(config) == ("finished", 6)
+    found = [record["name"] for record in records(config, "validation")]
+    assert found == ["valid", "valid", "test"] if tested else ["valid", "valid"]
 
 
 def test_another_micro_batch_in_mid_run_changes_no_loss(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def load_deepspeed(
     same = Degrees.of(facts.topology) == Degrees.of(info.topology)
     rng = crew.each(what, lambda: _random_state(place, crew.rank) if same else None)
     remarks = tuple(dict.fromkeys(chain.from_iterable(crew.gather(source.remarks))))
-    if not same:
+    if not same and not weights_only:  # nothing random follows from weights alone
         shapes = [_shown(facts.topology), _shown(info.topology)]
         remarks += (f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived anew",)
     manifest = crew.on_first(what, lambda: Manifest.read(place) or _manifest_of(source))

@@ -202,9 +202,11 @@ def load(
         crew.each(what, bind(sharded_files.read, place / name, pieces, crew))
     same = dict(manifest.topology) == dict(info.topology)
     cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same))
-    remarks = () if same else (_reshaped(manifest.topology, info.topology),)
-    if same and rng is None:
-        remarks = ("the checkpoint holds no random-number state: streams are derived anew",)
+    remarks: tuple[str, ...] = ()
+    if not weights_only:  # nothing random follows from weights alone
+        remarks = () if same else (_reshaped(manifest.topology, info.topology),)
+        if same and rng is None:
+            remarks = ("the checkpoint holds no random-number state: streams are derived anew",)
     return Loaded(manifest, cursor, int(optimizer_step), rng, remarks, time.perf_counter() - started)
 
 
