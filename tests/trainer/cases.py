@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from trainer.checkpoint.state import ShardedState
@@ -70,6 +72,14 @@ class Curve:
     params_norm: float
     disagreements: list[str]
     weights: dict[str, Tensor]
+    pieces: list[Piece]
+
+
+def train_in_fp16(config: TrainerConfig) -> Curve:
+    """`train` where DeepSpeed does not believe that this processor computes in fp16 (torch's kernels do)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
+        return train(config)
 
 
 def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP) -> Curve:
@@ -88,6 +98,7 @@ def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP) -> Curve:
         engine.params_norm(),
         engine.disagreeing_parameters(),
         {weight.name: weight.tensor.clone() for weight in engine.sharded_state().weights},
+        copy_state(engine),
     )
     engine.close()
     return curve
