@@ -80,7 +80,9 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """[optimizer]: AdamW with decoupled weight decay."""
 
-    type: Literal["adamw"] = Field(default="adamw", description="the optimizer; fp32 masters and moments")
+    type: Literal["adamw", "adam8bit"] = Field(
+        default="adamw", description="fp32 moments, or moments in 8 bits, but for the word embedding and small tensors"
+    )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
     epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")

@@ -31,6 +31,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.schedule import ReduceTiedGrads
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
@@ -51,8 +52,9 @@ from trainer.model.gpt import (
 from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
 from trainer.model.recompute import recompute_function
-from trainer.optim.adamw import MOMENTS, build_adamw, materialise, set_steps_done, steps_done
+from trainer.optim.build import build_optimizer
 from trainer.optim.groups import parameter_groups
+from trainer.optim.interface import MOMENTS, TrainingOptimizer, shares_of
 from trainer.optim.watch import UpdateWatch
 from trainer.shard import sharding_of
 
@@ -102,7 +104,7 @@ class Engine:
         mesh: Mesh,
         pipeline: Any,
         stage: list[tuple[str, nn.Module]],
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: TrainingOptimizer | None,
         watch: UpdateWatch | None,
     ):
         self.config = config
@@ -111,8 +113,11 @@ class Engine:
         self._pipeline = pipeline
         self._optimizer = optimizer
         self._parameters = list(logical_parameters(stage))
+        self._shares = {share.name: share for share in shares_of(self._parameters)}
         self._watch = watch
         self._length = config.model.sequence_length
+        if optimizer is not None:
+            optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
             watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else TIED_NAME)
 
@@ -142,7 +147,7 @@ class Engine:
                 module.loss_fn = head.loss
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
-                optimizer = build_adamw(groups, config.optimizer, config.schedule.learning_rate)
+                optimizer = build_optimizer(groups, config.optimizer, config.schedule.learning_rate, {TIED_NAME})
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
             pipeline, *_ = deepspeed.initialize(
@@ -151,8 +156,7 @@ class Engine:
                 config=_deepspeed_config(config, mesh, local_elements, for_training),
                 dist_init_required=False,
             )
-            if optimizer is not None:
-                materialise(optimizer)
+            pipeline._INSTRUCTION_MAP = pipeline._INSTRUCTION_MAP | {ReduceTiedGrads: _sum_copies}
         return cls(config, mesh, pipeline, stage, optimizer, watch)
 
     @property
@@ -220,7 +224,7 @@ class Engine:
         return [float(loss) for loss in losses]
 
     @property
-    def _trained(self) -> tuple[torch.optim.Optimizer, UpdateWatch]:
+    def _trained(self) -> tuple[TrainingOptimizer, UpdateWatch]:
         """Optimizer and watch. Raises RuntimeError when this engine was built to evaluate."""
         if self._optimizer is None or self._watch is None:
             raise RuntimeError("this engine was built for evaluation only")
@@ -279,46 +283,47 @@ class Engine:
         return math.sqrt(float(total))
 
     def sharded_state(self) -> ShardedState:
-        """Live views of the weights and of the optimizer's share of this rank, for the checkpoint to read or fill."""
+        """The weights and the optimizer's share of this rank, for the checkpoint to read or fill.
+
+        Weights and masters are live views; moments may be copies, which count when `finish_load` is given them.
+        """
         weights, fragments = [], []
         for name, parameter in self._parameters:
             sharding, local = sharding_of(parameter), tuple(parameter.shape)
             whole, offsets = sharding.global_shape(local), sharding.offsets(local, self.mesh.tensor_rank)
             is_owner = not self._is_tied_copy(name)
             weights.append(LocalTensor(name, whole, offsets, parameter.data, is_owner))
-            mapping: Any = getattr(parameter, "_hp_mapping", None)
-            if mapping is None or self._optimizer is None:  # no element of it lies in this rank's partition
+            share = self._shares.get(name)
+            if share is None or self._optimizer is None:  # no element of it lies in this rank's partition
                 continue
-            partition = self._optimizer.param_groups[mapping.param_group_index]["params"][0]
-            where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
-            stored = {
-                "fp32": partition.data,
-                **{moment: self._optimizer.state[partition][moment] for moment in MOMENTS},
-            }
-            views = {kind: tensor.narrow(0, where.start, where.numel) for kind, tensor in stored.items()}
-            fragments.append(Fragment(name, whole, local, offsets, address.start, address.numel, views, is_owner))
-        return ShardedState(weights, fragments, 0 if self._optimizer is None else steps_done(self._optimizer))
+            masters = self._optimizer.partition(share.group).data.narrow(0, share.start, share.numel)
+            held = {"fp32": masters, **self._optimizer.moments(share)}
+            fragments.append(Fragment(name, whole, local, offsets, share.first, share.numel, held, is_owner))
+        return ShardedState(weights, fragments, self.optimizer_step())
 
     def finish_load(self, state: ShardedState) -> None:
-        """Make a state that was filled in place current: counters, then model weights from the fp32 masters."""
+        """Make a state that was filled current: moments, counters, then model weights from the fp32 masters."""
         self.steps = state.optimizer_step
         with torch.no_grad():
             if self._optimizer is not None:
-                set_steps_done(self._optimizer, state.optimizer_step)
+                for fragment in state.fragments:
+                    self._optimizer.set_moments(self._shares[fragment.name], fragment.tensors)
+                self._optimizer.set_steps_done(state.optimizer_step)
                 self._pipeline.optimizer.update_lp_params()
             self._pipeline.module._synchronize_tied_weights()
 
     def optimizer_step(self) -> int:
         """Updates made so far."""
-        return 0 if self._optimizer is None else steps_done(self._optimizer)
+        return 0 if self._optimizer is None else self._optimizer.steps_done()
 
-    def masters_from_weights(self) -> None:
-        """Start the optimizer from the weights alone: masters are their values, moments are zero."""
-        if self._optimizer is None:
-            return
+    def masters_from_weights(self, state: ShardedState) -> None:
+        """Fill the optimizer's part of `state` from the weights alone: masters are their values, moments are zero.
+
+        It counts after `finish_load`.
+        """
         local = {name: parameter.data for name, parameter in self._parameters}
         with torch.no_grad():
-            for fragment in self.sharded_state().fragments:
+            for fragment in state.fragments:
                 run = local[fragment.name].flatten().narrow(0, fragment.start, fragment.numel)
                 fragment.tensors["fp32"].copy_(run)
                 for moment in MOMENTS:
@@ -341,23 +346,47 @@ class Engine:
 class _Pipeline(PipelineModule):
     """A pipeline that also sums, once per step, the tensor ranks' shares of replicated parameters' gradients."""
 
-    def __init__(self, tensor_group: ProcessGroup | None, **settings: Any):
+    def __init__(self, mesh: Mesh, **settings: Any):
         super().__init__(**settings)
-        self._tensor_group = tensor_group
+        self._mesh = mesh
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
-        """What DeepSpeed sums before it reduces over replicas: tied weights over stages, ours over tensor ranks."""
+        """Whose gradients are summed over whom: tied weights over stages, replicated ones over tensor ranks."""
         tied: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
-        if self._tensor_group is None:
-            return tied
-        return tied + [(item, self._tensor_group) for item in replicated_parameters([self])]
+        group = self._mesh.tensor_group
+        return tied if group is None else tied + [(item, group) for item in replicated_parameters([self])]
+
+    def sum_copies(self, accumulated: bool) -> None:
+        """Sum the gradients of copies, so that no bit of them differs. `accumulated`: they are in fp32 of their own.
+
+        Replicas first, into the first of them; then the copies; the other replicas hold zeros, so that DeepSpeed's
+        reduction over replicas changes nothing. In its own order, copies first, the terms of an element are added in
+        an order that hangs on its place in a buffer: with three replicas or more the copies drift apart.
+        """
+        mesh = self._mesh
+        first = mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank)
+        for weight, group in self.get_tied_weights_and_groups():
+            gradient = weight._hp_grad if accumulated else weight.grad  # type: ignore[attr-defined]
+            if gradient is None:
+                continue
+            if mesh.data_group is not None:
+                dist.reduce(gradient, first, group=mesh.data_group)
+            if mesh.data_rank == 0:
+                dist.all_reduce(gradient, group=group)
+            else:
+                gradient.zero_()
+
+
+def _sum_copies(engine: Any) -> None:
+    """Takes the place of DeepSpeed's instruction to reduce tied gradients."""
+    engine.module.sum_copies(engine.using_bf16_optimizer)
 
 
 def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:
     """Deal the layers to stages and build this worker's."""
     model = config.model
     return _Pipeline(
-        tensor_group=mesh.tensor_group,
+        mesh=mesh,
         layers=[_spec(layer) for layer in layers],
         topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
         partition_method=config.parallel.partition,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ModelSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.model import flops
 from trainer.model.devices import device_peak, peak_tflops
 
@@ -22,6 +22,7 @@ BLOOM = ModelSection(
 )
 VOCABULARY = 250_880
 BF16, FP32 = PrecisionSection(), PrecisionSection(dtype="fp32")
+ADAMW = OptimizerSection()
 
 
 def test_parameters_of_176b() -> None:
@@ -128,10 +129,15 @@ def test_bytes() -> None:
     gibibyte = 2**30
     assert round(flops.checkpoint_bytes(176 * 10**9, BF16) / gibibyte, 1) == 2294.8
     assert round(flops.weight_bytes(176 * 10**9, BF16) / gibibyte, 1) == 327.8
-    assert flops.training_bytes(10, BF16) == 180
+    assert flops.training_bytes(10, BF16, ADAMW, 3) == 180
     assert flops.weight_bytes(10, FP32) == 40
-    assert flops.worker_state_bytes(1000, BF16, 8) == 6000 + 1500
-    assert flops.training_bytes(10, PrecisionSection(dtype="fp16")) == 180
+    assert flops.worker_state_bytes(1000, BF16, 8, ADAMW, 500) == 6000 + 1500
+    assert flops.training_bytes(10, PrecisionSection(dtype="fp16"), ADAMW, 0) == 180
+    coded = OptimizerSection(type="adam8bit")
+    assert flops.moment_bytes(2560, coded, 0) == 2 * (2560 + 10 * 4)
+    assert flops.moment_bytes(2560 + 100, coded, 100) == 2 * (2560 + 10 * 4) + 800
+    assert flops.training_bytes(2560, BF16, coded, 0) == 2560 * (2 + 4 + 4) + 5200
+    assert flops.worker_state_bytes(2560, BF16, 8, coded, 0) == 6 * 2560 + (4 * 2560 + 5200) // 8
 
 
 def test_files_of_the_deepspeed_layout() -> None:

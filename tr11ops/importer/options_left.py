@@ -23,6 +23,7 @@ TOGETHER = [
     *_left(Reason.ELSEWHERE, "data.prefixes and data.weights", "--data-path:*"),
     *_left(Reason.ELSEWHERE, "precision.initial_scale_power", "--initial-loss-scale:1"),
     *_left(Reason.ELSEWHERE, "precision.min_loss_scale", "--min-loss-scale:1"),
+    *_left(Reason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
 ]
 
 _DROPPED = [
@@ -72,7 +73,6 @@ _DROPPED = [
 ]
 
 _DECISIONS = [
-    ("there is no 8-bit optimizer: --set optimizer.type=adamw keeps its moments in fp32", "--use-bnb-optimizer"),
     ("it evaluates instead of training, whatever word follows it: use `tr11 eval`", "--eval-only:*"),
     ("it serves a model instead of training it", "--inference"),
     (

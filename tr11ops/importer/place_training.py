@@ -25,7 +25,6 @@ from tr11ops.importer.results import Reason
 from tr11ops.importer.traced import Traced
 
 _PROGRAM = "pretrain_gpt.py"
-_SETTLED_BY = {"--use-bnb-optimizer": "optimizer.type"}  # the key whose --set says that the question was seen
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
 
 
@@ -45,6 +44,7 @@ def place_training(builder: Builder, launch: Launch) -> None:
     _folders(builder, uses)
     _data_path(builder, uses.get("--data-path"))
     _scale(builder, uses)
+    _eight_bits(builder, uses.get("--use-bnb-optimizer"))
 
 
 def _place(builder: Builder, use: OptionUse) -> None:
@@ -55,7 +55,7 @@ def _place(builder: Builder, use: OptionUse) -> None:
         builder.leave(use.option, use.text, use.line, Reason.DECISION, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
-        builder.leave(use.option, use.text, use.line, rule.reason, rule.note, _SETTLED_BY.get(use.option, ""))
+        builder.leave(use.option, use.text, use.line, rule.reason, rule.note)
     else:
         builder.take(rule.key, use.values, rule.convert, use.option, use.line, rule.note)
 
@@ -155,6 +155,18 @@ def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
             builder.leave(use.option, use.text, use.line, Reason.NO_EFFECT, why)
         else:
             builder.take(key, use.values, _power if use is first else _least_scale, use.option, use.line)
+
+
+# ----------------------------------------------------------------------------- 8-bit Adam
+def _eight_bits(builder: Builder, use: OptionUse | None) -> None:
+    """`--use-bnb-optimizer`, which replaced whatever Adam was asked for, and the embedding by a stable one."""
+    if use is None:
+        return
+    note = "the original's word embedding then began xavier-uniform; here model.init_std says how it begins"
+    builder.put("optimizer.type", "adam8bit", use.option, use.line, note=note)
+    if not builder.value("model.embedding_layernorm", False):
+        note = "came with the original's 8-bit optimizer"
+        builder.put("model.embedding_layernorm", True, use.option, use.line, note=note)
 
 
 def _power(values: Sequence[Traced]) -> int:

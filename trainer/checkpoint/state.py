@@ -39,7 +39,8 @@ class Fragment:
 
     `global_shape`: of the logical weight. `local_shape`, `offsets`: the tensor-parallel slice inside it.
     `start`, `numel`: the run, in elements of the row-major flattened slice, padding not counted.
-    `tensors`: 1-D contiguous live views of `numel` elements under the keys of FRAGMENT_KINDS; a load writes into them.
+    `tensors`: 1-D contiguous tensors of `numel` elements under the keys of FRAGMENT_KINDS; a load writes into them.
+    fp32 is a live view. Moments that are held in another form are copies; they count when the engine takes the state.
     `is_owner`: as for LocalTensor.
     """
 

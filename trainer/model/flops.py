@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.config import ModelSection, ParallelSection, PrecisionSection
+from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
+BLOCK_OF_CODES = 256  # moments in 8 bits: parameters that share an fp32 scale
 MASTER_BYTES = 4  # fp32 copy of each parameter
 GRADIENT_BYTES = 4  # gradients are accumulated in fp32
 
@@ -254,15 +255,43 @@ def checkpoint_bytes(parameters: int, precision: PrecisionSection) -> int:
     return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + ADAM_BYTES)
 
 
-def training_bytes(parameters: int, precision: PrecisionSection) -> int:
-    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16)."""
-    return checkpoint_bytes(parameters, precision) + parameters * GRADIENT_BYTES
+def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: int) -> int:
+    """Bytes of both moments. In 8 bits: a byte and a share of a scale each, but for the word embedding's.
+
+    Small tensors, which keep fp32 moments too, are not told apart: they are less than a thousandth of any model for
+    which 8 bits matter.
+    """
+    if optimizer.type != "adam8bit":
+        return parameters * ADAM_BYTES
+    coded = parameters - word_embedding
+    return 2 * (coded + -(-coded // BLOCK_OF_CODES) * 4) + word_embedding * ADAM_BYTES
 
 
-def worker_state_bytes(parameters_per_worker: int, precision: PrecisionSection, data_parallel: int) -> int:
-    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1."""
+def training_bytes(
+    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection, word_embedding: int
+) -> int:
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16 with AdamW).
+
+    `word_embedding`: how many of the parameters are its.
+    """
+    held = weight_bytes(parameters, precision) + parameters * (GRADIENT_BYTES + MASTER_BYTES)
+    return held + moment_bytes(parameters, optimizer, word_embedding)
+
+
+def worker_state_bytes(
+    parameters_per_worker: int,
+    precision: PrecisionSection,
+    data_parallel: int,
+    optimizer: OptimizerSection,
+    word_embedding: int,
+) -> int:
+    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1.
+
+    `word_embedding`: how many of the worker's parameters are its.
+    """
     whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
-    return whole + -(-parameters_per_worker * (MASTER_BYTES + ADAM_BYTES) // data_parallel)
+    moments = moment_bytes(parameters_per_worker, optimizer, word_embedding)
+    return whole + -(-(parameters_per_worker * MASTER_BYTES + moments) // data_parallel)
 
 
 @dataclass(frozen=True)

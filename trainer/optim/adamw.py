@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from trainer.config import OptimizerSection
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from trainer.optim.interface import MOMENTS, Share, TrainingOptimizer
 
 
-def build_adamw(groups: list[dict[str, Any]], section: OptimizerSection, learning_rate: float) -> torch.optim.AdamW:
-    """torch's AdamW with decoupled decay; one pass over memory per step (the fused kernel of CPU and CUDA)."""
-    return torch.optim.AdamW(
-        groups, lr=learning_rate, betas=(section.beta1, section.beta2), eps=section.epsilon, fused=True
-    )
+class AdamW(torch.optim.AdamW, TrainingOptimizer):
+    """torch's AdamW with decoupled decay; moments are fp32 partitions like the masters."""
 
+    def materialise(self, shares: Iterable[Share]) -> None:
+        """Create what the first step would create; changes no number."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    for name in MOMENTS:
+                        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
 
-def materialise(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state that the first step would create: zero moments, zero step count. Changes no number."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                for name in MOMENTS:
-                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
+    def moments(self, share: Share) -> dict[str, Tensor]:
+        """Live views."""
+        state = self.state[self.partition(share.group)]
+        return {name: state[name].narrow(0, share.start, share.numel) for name in MOMENTS}
 
-
-def steps_done(optimizer: torch.optim.Optimizer) -> int:
-    """Updates so far, the same for all parameters; 0 before the first."""
-    counts = [int(state["step"].item()) for state in optimizer.state.values() if "step" in state]
-    return max(counts, default=0)
-
-
-def set_steps_done(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Set the update count that AdamW's bias correction reads. Call after `materialise`."""
-    for state in optimizer.state.values():
-        count: Tensor = state["step"]
-        count.fill_(float(steps))
+    @torch.no_grad()
+    def set_moments(self, share: Share, moments: Mapping[str, Tensor]) -> None:
+        """Copy them into place; views that `moments` gave are there already."""
+        for name, view in self.moments(share).items():
+            if moments[name].data_ptr() != view.data_ptr():
+                view.copy_(moments[name])

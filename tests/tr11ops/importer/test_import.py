@@ -138,8 +138,11 @@ def test_curriculum_and_token_decay() -> None:
 def test_eight_bit_adam_resuming_from_another_run() -> None:
     found = imported("eight-bit")
     tables = found.tables
-    assert tables["optimizer"]["type"] == "adamw" and tables["optimizer"]["epsilon"] == 1e-8
-    assert any("8-bit" in item.why for item in found.unplaced if item.option == "--use-bnb-optimizer")
+    assert tables["optimizer"]["type"] == "adam8bit" and tables["optimizer"]["epsilon"] == 1e-8
+    assert [item.why for item in found.unplaced if item.option == "--optimizer"] == [
+        "overruled on line 44 by --use-bnb-optimizer"
+    ]
+    assert "xavier-uniform" in found.text
     assert (
         tables["checkpoint"]["load"].endswith("/checkpoints/emb-norm")
         and tables["checkpoint"]["load_optimizer"] is False
@@ -149,13 +152,16 @@ def test_eight_bit_adam_resuming_from_another_run() -> None:
     assert tables["slurm"]["setup"] == [". $six_ALL_CCFRWORK/start-prod", "module load git-lfs"]
     assert "abc123" not in found.text and "abc123" not in str(found.to_json(None))
     decisions = {item.option: item.key for item in found.decisions}
-    assert decisions == {
-        "--use-bnb-optimizer": "optimizer.type",
-        "EPS": "optimizer.epsilon",
-        "export HUB_TOKEN": "slurm.setup",
-    }
-    settled = ("optimizer.type=adamw", "optimizer.epsilon=1e-6", "slurm.setup=[]")
-    assert imported("eight-bit", *settled).exit_code == 0
+    assert decisions == {"EPS": "optimizer.epsilon", "export HUB_TOKEN": "slurm.setup"}
+    assert imported("eight-bit", "optimizer.epsilon=1e-6", "slurm.setup=[]").exit_code == 0
+
+
+@pytest.mark.parametrize("options", ["--use-bnb-optimizer", "--optimizer adam --use-bnb-optimizer"])
+def test_eight_bit_adam_brings_the_layernorm_of_its_embedding(options: str) -> None:
+    found = import_text(minimal(options), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert found.tables["optimizer"]["type"] == "adam8bit" and found.tables["model"]["embedding_layernorm"] is True
+    assert import_text(minimal(), "x").tables["model"].get("embedding_layernorm") is None
 
 
 def test_weighted_prefixes_and_an_unknown_option() -> None:

@@ -1,0 +1,217 @@
+"""AdamW whose moments are held in eight bits, block by block; the arithmetic of a step is fp32.
+
+As in arXiv 2110.02861, blocks are of 256 elements, and small tensors keep fp32 moments, as does the word embedding.
+Blocks never hold elements of two parameters, and begin at multiples of 256 of a parameter's flattened local slice, so
+that all ways of cutting it at such multiples give the same blocks. A block that ZeRO-1 cuts in two is two blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.optim.dynamic_code import DynamicCode
+from trainer.optim.interface import MOMENTS, Share, TrainingOptimizer
+
+BLOCK = 256
+SMALLEST_IN_8_BITS = 4096  # elements of the whole parameter
+CPU_CHUNK, CHUNK = 1 << 18, 1 << 22  # elements worked on at a time: what a cache holds, or many for few launches
+
+
+class Span(NamedTuple):
+    """Elements [start, start + blocks x width) of a run, which are `blocks` blocks from number `block` on."""
+
+    start: int
+    block: int
+    blocks: int
+    width: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.blocks * self.width
+
+
+def spans_of(first: int, numel: int, chunk: int) -> Iterator[Span]:
+    """The blocks of a run whose first element is number `first` of its parameter, in spans of at most `chunk`."""
+    start, block = 0, 0
+    while start < numel:
+        to_grid, left = -(first + start) % BLOCK, numel - start
+        if to_grid or left < BLOCK:
+            blocks, width = 1, min(to_grid or BLOCK, left)
+        else:
+            blocks, width = min(left, chunk) // BLOCK, BLOCK
+        yield Span(start, block, blocks, width)
+        start, block = start + blocks * width, block + blocks
+
+
+class FullMoment:
+    """A moment in fp32."""
+
+    def __init__(self, numel: int, device: torch.device):
+        self.values = torch.zeros(numel, dtype=torch.float32, device=device)
+
+    def read(self, span: Span) -> Tensor:
+        """The numbers of a span, live."""
+        return self.values[span.start : span.stop]
+
+    def write(self, span: Span, numbers: Tensor) -> None:
+        """Take the numbers of a span; what `read` gave is in place."""
+        held = self.read(span)
+        if held.data_ptr() != numbers.data_ptr():
+            held.copy_(numbers)
+
+
+class CodedMoment:
+    """A moment in eight bits: codes, uint8 [elements], and scales, fp32 [blocks]."""
+
+    def __init__(self, numel: int, blocks: int, code: DynamicCode):
+        device = code.values.device
+        self.code = code
+        self.codes = torch.full((numel,), code.zero, dtype=torch.uint8, device=device)
+        self.scales = torch.zeros(blocks, dtype=torch.float32, device=device)
+
+    def read(self, span: Span) -> Tensor:
+        """The numbers of a span, fp32: a copy."""
+        scales = self.scales[span.block : span.block + span.blocks]
+        return self.code.decode(self.codes[span.start : span.stop], scales).flatten()
+
+    def write(self, span: Span, numbers: Tensor) -> None:
+        """Round the numbers of a span to codes."""
+        codes, scales = self.code.encode(numbers.view(span.blocks, span.width))
+        self.codes[span.start : span.stop] = codes
+        self.scales[span.block : span.block + span.blocks] = scales
+
+
+@dataclass(frozen=True)
+class Run:
+    """The state of one share, whose elements of the partition begin at `start`; its moments in the order of MOMENTS."""
+
+    start: int
+    spans: tuple[Span, ...]
+    moments: tuple[FullMoment | CodedMoment, FullMoment | CodedMoment]
+
+
+class Adam8bit(TrainingOptimizer):
+    """AdamW with eight-bit moments: 2 x (1 + 4/256) bytes an element, and a chunk of fp32 while it steps.
+
+    `in_full`: names of parameters whose moments stay in fp32, as those of fewer than 4096 elements do. The update of an
+    element does not depend on where in a partition it lies, but for the blocks that the partition's ends cut.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        learning_rate: float,
+        betas: tuple[float, float],
+        epsilon: float,
+        in_full: Collection[str] = (),
+    ):
+        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0})
+        self._in_full = frozenset(in_full)
+
+    def materialise(self, shares: Iterable[Share]) -> None:
+        """Create the state of every share. What lies outside of them (padding) is never stepped."""
+        codes: dict[torch.device, tuple[DynamicCode, DynamicCode]] = {}
+        for group in self.param_groups:
+            for partition in group["params"]:
+                device = partition.device
+                codes[device] = (DynamicCode.build(True, device), DynamicCode.build(False, device))
+                step = torch.zeros((), dtype=torch.float32)  # on the CPU: it is read at every step
+                self.state[partition] = {"step": step, "runs": {}}
+        for share in shares:
+            partition = self.partition(share.group)
+            device = partition.device
+            spans = tuple(spans_of(share.first, share.numel, CPU_CHUNK if device.type == "cpu" else CHUNK))
+            moments: tuple[FullMoment | CodedMoment, FullMoment | CodedMoment]
+            if share.name in self._in_full or math.prod(share.global_shape) < SMALLEST_IN_8_BITS:
+                moments = (FullMoment(share.numel, device), FullMoment(share.numel, device))
+            else:
+                blocks = sum(span.blocks for span in spans)
+                signed, unsigned = codes[device]
+                moments = (CodedMoment(share.numel, blocks, signed), CodedMoment(share.numel, blocks, unsigned))
+            self.state[partition]["runs"][share.name] = Run(share.start, spans, moments)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the shares of every partition that has a gradient."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for partition in group["params"]:
+                if partition.grad is None:
+                    continue
+                state = self.state[partition]
+                state["step"] += 1
+                update = _Update.of(group, int(state["step"].item()))
+                for run in state["runs"].values():
+                    _step_run(run, partition.data, partition.grad, update)
+        return loss
+
+    @torch.no_grad()
+    def moments(self, share: Share) -> dict[str, Tensor]:
+        """Copies, in host memory: on the device they would be as large as what eight bits save."""
+        run, found = self._run(share), {}
+        for name, moment in zip(MOMENTS, run.moments, strict=True):
+            found[name] = torch.empty(share.numel, dtype=torch.float32)
+            for span in run.spans:
+                found[name][span.start : span.stop].copy_(moment.read(span))
+        return found
+
+    @torch.no_grad()
+    def set_moments(self, share: Share, moments: Mapping[str, Tensor]) -> None:
+        """Round them to codes. What `moments` gave becomes the same codes again."""
+        run, device = self._run(share), self.partition(share.group).device
+        for name, moment in zip(MOMENTS, run.moments, strict=True):
+            for span in run.spans:
+                moment.write(span, moments[name][span.start : span.stop].to(device))
+
+    def _run(self, share: Share) -> Run:
+        run: Run = self.state[self.partition(share.group)]["runs"][share.name]
+        return run
+
+
+@dataclass(frozen=True)
+class _Update:
+    """The numbers of one step of a group. `rate`: learning rate over the first moment's bias correction."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    decay: float
+    rate: float
+    root_correction: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], step: int) -> _Update:
+        (beta1, beta2), learning_rate = group["betas"], group["lr"]
+        return cls(
+            beta1,
+            beta2,
+            group["eps"],
+            1.0 - learning_rate * group["weight_decay"],
+            learning_rate / (1.0 - beta1**step),
+            math.sqrt(1.0 - beta2**step),
+        )
+
+
+def _step_run(run: Run, masters: Tensor, gradients: Tensor, update: _Update) -> None:
+    """Decode, step and encode a run, span by span.
+
+    Only single multiplications, additions, divisions and roots: each is rounded alike on every device and at every
+    place of a tensor, which fused kernels do not promise, so that tied copies of a weight stay equal.
+    """
+    first, second = run.moments
+    for span in run.spans:
+        place = slice(run.start + span.start, run.start + span.stop)
+        weights, gradient = masters[place], gradients[place]
+        mean, square = first.read(span), second.read(span)
+        mean.mul_(update.beta1).add_(gradient * (1.0 - update.beta1))
+        square.mul_(update.beta2).add_((gradient * gradient).mul_(1.0 - update.beta2))
+        root = square.sqrt().div_(update.root_correction).add_(update.epsilon)
+        weights.mul_(update.decay).sub_((mean / root).mul_(update.rate))
+        first.write(span, mean)
+        second.write(span, square)
