@@ -10,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.errors import DataError
+from trainer.data.greedy import FloatArray, advance
 from trainer.data.groups import parse_number
 
 # A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
 BLEND_MARGIN = 1.005
-# Samples of a mixture that are chosen together, the segments they are cut into, and the choices by which a segment
-# runs ahead of its beginning.
-BLEND_BLOCK = 1 << 22
-BLEND_SEGMENTS = 1024
-BLEND_WARM_UP = 256
-TILE = 64  # choices that are kept in a cache before they are written to where they belong
-
-FloatArray = npt.NDArray[np.float64]
+# Samples of a mixture that are chosen together at most; the segments that they are cut into at most, and fewer for many
+# members, so that what a step looks at stays in the caches; the choices by which a segment runs ahead of its beginning.
+BLEND_BLOCK = 1 << 24
+BLEND_SEGMENTS = 1 << 14
+BLEND_CELLS = 1 << 18
+BLEND_WARM_UP = 16
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
@@ -76,90 +75,94 @@ def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any
     sets = np.empty(samples, dtype=np.uint8 if len(shares) < 255 else np.uint16)
     numbers = np.empty(samples, dtype=np.int64)
     counts = np.zeros(len(shares))
-    for first in range(0, samples, BLEND_BLOCK):
-        block = slice(first, min(first + BLEND_BLOCK, samples))
-        counts = _choose(shares, counts, first, sets[block], numbers[block])
+    done = 0
+    while done < samples:
+        block = slice(done, min(done + BLEND_BLOCK, samples))
+        done += _choose(shares, counts, done, sets[block], numbers[block])
     return sets, numbers
 
 
 def _choose(
     shares: FloatArray, counts: FloatArray, first: int, sets: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
-) -> FloatArray:
-    """The greedy choices for samples `first`, `first + 1`, ...; `counts` is how often each member was taken before.
+) -> int:
+    """Make the greedy choices for some of samples `first`, `first + 1`, ...; returns for how many.
+
+    `counts` is how often each member was taken before, and is brought up to date.
 
     The greedy rule forgets its past quickly: from any plausible counts it soon makes the same choices. So the block is
     cut into segments that run side by side, each from guessed counts and some choices ahead of its beginning. Wherever
-    a segment did not begin with the counts that the one before it ended with, it is run again from those. At the end
-    every segment continues its predecessor, and the first began right, so the result is the sequential one.
-    Returns the counts after the block.
+    a segment did not begin with the counts that the one before it ended with, it is run again from those, and with it
+    more and more of its successors, from better guesses. At the end every segment continues its predecessor, and the
+    first began right, so the result is the sequential one.
     """
-    warm_up = max(BLEND_WARM_UP, 8 * len(shares))
-    segments = min(BLEND_SEGMENTS, len(sets) // (4 * warm_up))
-    length = len(sets) // segments if segments else 0
+    warm_up = max(BLEND_WARM_UP, 4 * len(shares))
+    most = min(BLEND_SEGMENTS, max(2, BLEND_CELLS // len(shares)))
+    segments = max(1, min(most, len(sets) // (4 * warm_up)))
+    length = len(sets) // segments
+    if segments > 1:
+        length -= 1 - length % 2  # odd, so that the segments' places do not all share a few lines of the caches
     done = segments * length
-    begins = np.zeros((max(segments, 1), len(shares)))
-    begins[0] = counts
+    begins = np.empty((len(shares), segments))
+    begins[:, 0] = counts
     if segments > 1:
         positions = first + length * np.arange(1, segments) - warm_up
-        begins[1:] = _guess(shares, positions)
-        _run(shares, begins[1:], positions, warm_up)
+        ahead = _guess(shares, positions)
+        advance(shares, ahead, positions, warm_up)
+        begins[:, 1:] = ahead
     ends = begins.copy()
     chosen = sets[:done].reshape(segments, length)
     taken = numbers[:done].reshape(segments, length)
-    ends = begins.copy()
-    _run(shares, ends, first + length * np.arange(len(ends)), length, chosen, taken)
-    while True:
-        wrong = 1 + np.flatnonzero(np.any(begins[1:] != ends[:-1], axis=1))
-        if not len(wrong):
-            break
-        begins[wrong] = state = ends[wrong - 1]
-        again = np.empty((len(wrong), length), sets.dtype), np.empty((len(wrong), length), np.int64)
-        _run(shares, state, first + length * wrong, length, *again)
-        chosen[wrong], taken[wrong] = again
-        ends[wrong] = state
-    last = ends[-1:].copy()
-    _run(shares, last, np.array([first + done]), len(sets) - done, sets[None, done:], numbers[None, done:])
-    return last[0]
+    advance(shares, ends, first + length * np.arange(segments), length, chosen, taken)
+    reach = 1
+    while len(wrong := 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))):
+        rows, owner = _followers(wrong, segments, reach)
+        positions = first + length * rows - warm_up
+        state = _guess(shares, positions, ends[:, wrong - 1][:, owner])
+        advance(shares, state, positions, warm_up)
+        heads = np.searchsorted(rows, wrong)
+        state[:, heads] = ends[:, wrong - 1]
+        tried, again = (
+            state.copy(),
+            (np.empty((len(rows), length), sets.dtype), np.empty((len(rows), length), np.int64)),
+        )
+        advance(shares, state, first + length * rows, length, *again)
+        # Of what follows a segment that was run again, only what continues it is better than what was there.
+        breaks = np.append(True, np.any(tried[:, 1:] != state[:, :-1], axis=0))
+        breaks[heads] = False
+        broken = np.cumsum(breaks)
+        better = broken == broken[heads][owner]
+        kept = rows[better]
+        begins[:, kept], ends[:, kept] = tried[:, better], state[:, better]
+        chosen[kept], taken[kept] = again[0][better], again[1][better]
+        reach *= 4
+    counts[:] = ends[:, -1]
+    return done
 
 
-def _guess(shares: FloatArray, positions: npt.NDArray[np.int64]) -> FloatArray:
-    """Plausible counts [positions, members]: rare members late, since one that is overdue is taken at once."""
-    counts = np.maximum(np.ceil(positions[:, None] * shares) - 1, 0)
-    missing = positions - np.sum(counts, axis=1)
-    rank = np.argsort(np.argsort(-shares, kind="stable"), kind="stable")
-    return counts + (rank < missing[:, None])
+def _followers(
+    wrong: npt.NDArray[np.int64], segments: int, reach: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each of the segments `wrong` with the next ones, `reach` in all but none of the next wrong one's, in order.
 
-
-def _run(
-    shares: FloatArray,
-    counts: FloatArray,
-    positions: npt.NDArray[np.int64],
-    steps: int,
-    sets: npt.NDArray[Any] | None = None,
-    numbers: npt.NDArray[np.int64] | None = None,
-) -> None:
-    """Let the greedy rule make `steps` choices in every row; changes `counts` [rows, members] in place.
-
-    Writes the members that were chosen, and how often each had been before, to `sets` and `numbers` [rows, steps].
+    Where a rare member was taken is not found in a few steps, so that many segments in a row may have begun wrong.
+    Returns the segments, and for each of them the place in `wrong` of the one that it follows.
     """
-    rows, members = counts.shape
-    flat = counts.reshape(-1)
-    begins = np.arange(rows) * members
-    weights = np.repeat(shares[None], rows, axis=0)
-    x = np.repeat(np.maximum(positions, 1).astype(np.float64)[:, None], members, axis=1)
-    behind = np.empty_like(counts)
-    chosen, taken = np.empty((TILE, rows), dtype=np.intp), np.empty((TILE, rows))
-    for first in range(0, steps, TILE):
-        tile = min(TILE, steps - first)
-        for step in range(tile):
-            np.multiply(weights, x, out=behind)
-            np.subtract(behind, counts, out=behind)
-            best = behind.argmax(axis=1, out=chosen[step]) + begins
-            before = flat.take(best, out=taken[step], mode="clip")
-            flat[best] = before + 1
-            x += 1
-            if first + step == 0:
-                x[positions == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
-        if sets is not None and numbers is not None:
-            sets[:, first : first + tile] = chosen[:tile].T
-            numbers[:, first : first + tile] = taken[:tile].T
+    every = np.arange(segments)
+    owner = np.searchsorted(wrong, every, side="right") - 1
+    near = (owner >= 0) & (every - wrong[owner] < reach)
+    return every[near], owner[near]
+
+
+def _guess(shares: FloatArray, positions: npt.NDArray[np.int64], at_least: FloatArray | float = 0.0) -> FloatArray:
+    """Plausible counts [members, positions], which sum to the positions; `at_least`: of each member, known before.
+
+    Rare members come late, since one that is overdue is taken soon, and one that came early would stay so for long.
+    """
+    members = len(shares)
+    late = np.where(shares * (8 * members) < 1.0, 1.5, 1.0)
+    counts = np.maximum(np.ceil(shares[:, None] * positions - late[:, None]), at_least)
+    missing = positions - np.sum(counts, axis=0)
+    rank = np.argsort(np.argsort(-shares, kind="stable"), kind="stable")
+    counts += rank[:, None] < missing
+    counts[np.argmax(shares)] += positions - np.sum(counts, axis=0)
+    return counts

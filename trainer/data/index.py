@@ -20,6 +20,7 @@ from trainer.data.errors import DataError
 
 # The last epoch is kept apart when less than this share of it is needed; Megatron's later versions use 0.80.
 LAST_EPOCH_SHARE = 0.95
+DOCUMENTS_AT_ONCE = 1 << 16
 
 IntArray = npt.NDArray[Any]
 
@@ -95,22 +96,43 @@ def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_lengt
     sequence length fall into it, so counting them replaces the walk from sample to sample.
     """
     lengths = np.take(np.asarray(sizes), document_index)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    samples = (int(ends[-1]) - 1) // sequence_length
-    largest = max(len(document_index), int(np.max(lengths)))
-    result = np.empty((samples + 1, 2), dtype=np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
-    # For each document the number of the first beginning that is not in it, nor before it. A beginning lies in the
-    # first document for which that number is larger, so it is enough to count the numbers.
-    beyond = ends + (sequence_length - 1)
-    beyond //= sequence_length
-    positions = np.cumsum(np.bincount(beyond, minlength=samples + 1)[: samples + 1])
-    result[:, 0] = positions
-    beginnings = np.arange(0, (samples + 1) * sequence_length, sequence_length, dtype=np.int64)
-    beginnings -= ends[positions]
-    beginnings += lengths[positions]
-    result[:, 1] = beginnings
+    samples = (int(np.sum(lengths, dtype=np.int64)) - 1) // sequence_length
+    longest = int(np.max(lengths))
+    most = np.iinfo(np.int32).max
+    result = np.empty((samples + 1, 2), dtype=np.int32 if max(len(document_index), longest) <= most else np.int64)
+    # Piece by piece, so that all stays in the caches, and in 32 bits, which halves the time.
+    small = longest * DOCUMENTS_AT_ONCE + sequence_length <= most
+    first = tokens = 0
+    for document in range(0, len(lengths), DOCUMENTS_AT_ONCE):
+        held = lengths[document : document + DOCUMENTS_AT_ONCE]
+        ends = np.cumsum(held, dtype=np.int32 if small else np.int64)
+        count = _begin_samples(result[first:], held, ends, first * sequence_length - tokens, sequence_length)
+        result[first : first + count, 0] += document
+        first += count
+        tokens += int(ends[-1])
     result[0] = 0  # the walk begins at the first document even when that one is empty
     return result
+
+
+def _begin_samples(rows: IntArray, lengths: IntArray, ends: IntArray, begin: int, step: int) -> int:
+    """Fill `rows` with (document, token) of the beginnings at `begin`, `begin + step`, ...; returns how many there are.
+
+    lengths: tokens of some documents laid end to end; ends: where each ends. 0 <= begin < step.
+    """
+    count = max(0, -(-(int(ends[-1]) - begin) // step))
+    if not count:
+        return 0
+    # For each document the number of the first beginning that is not in it, nor before it. A beginning lies in the
+    # first document for which that number is larger, so it is enough to count the numbers.
+    beyond = ends + (step - 1 - begin)
+    beyond //= step
+    positions = np.cumsum(np.bincount(beyond, minlength=count)[:count])
+    within = np.arange(begin, begin + count * step, step, dtype=ends.dtype)
+    within -= ends.take(positions)
+    within += lengths.take(positions)
+    rows[:count, 0] = positions
+    rows[:count, 1] = within
+    return count
 
 
 def build_shuffle_index(first: int, total: int, random: np.random.RandomState) -> IntArray:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -32,6 +34,9 @@ class Reader(Protocol):
 
     def take(self, ticket: int) -> npt.NDArray[np.int64]:
         """The samples asked for [numbers, sequence_length + 1]; waits for them. Each ticket is taken or dropped."""
+
+    def has(self, ticket: int, seconds: float) -> bool:
+        """Whether the samples of this ticket can be taken without waiting; waits for that at most so long."""
 
     def drop(self, ticket: int) -> None:
         """The samples of this ticket are not wanted any more."""
@@ -61,6 +66,10 @@ class DirectReader:
         """Read it."""
         return read_rows(self._source, self._asked.pop(ticket))
 
+    def has(self, ticket: int, seconds: float) -> bool:
+        """Always: they are read when they are taken."""
+        return True
+
     def drop(self, ticket: int) -> None:
         """Forget it."""
         del self._asked[ticket]
@@ -71,6 +80,9 @@ class MicroBatchStream(Iterator[MicroBatch], Protocol):
 
     def state(self) -> int:
         """Samples consumed by all replicas."""
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Whether the next `count` micro-batches are here, as far as there are so many; waits at most so long."""
 
     def skip_to(self, consumed_samples: int) -> None:
         """Go on as if so many samples were consumed."""
@@ -116,18 +128,33 @@ class SampleStream:
 
     def __next__(self) -> MicroBatch:
         """The next micro-batch of this replica. Raises DataError when it cannot be read."""
-        while len(self._ahead) <= self._reader.depth:
-            numbers = self._order.numbers(self._asked)
-            if numbers is None:
-                break
-            self._ahead.append(self._reader.ask(numbers))
-            self._asked += self._chunk
+        self._ask(self._reader.depth + 1)
         if not self._ahead:
             raise StopIteration
         rows = self._reader.take(self._ahead.popleft())
         self._consumed += self._chunk
         window = torch.from_numpy(rows)
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Whether the next `count` micro-batches are here (fewer where the samples end); waits at most so long.
+
+        A step that begins with all its data cannot hang for want of them, where no stop would be heard.
+        Raises DataError when the reader has given up.
+        """
+        self._ask(count)
+        until = time.monotonic() + seconds
+        tickets = islice(self._ahead, count)
+        return all(self._reader.has(ticket, max(0.0, until - time.monotonic())) for ticket in tickets)
+
+    def _ask(self, count: int) -> None:
+        """Have so many micro-batches read, as far as there are so many."""
+        while len(self._ahead) < count:
+            numbers = self._order.numbers(self._asked)
+            if numbers is None:
+                break
+            self._ahead.append(self._reader.ask(numbers))
+            self._asked += self._chunk
 
     def state(self) -> int:
         """Samples consumed by all replicas: start a new stream with it to go on where this one is."""
@@ -166,6 +193,10 @@ class EmptyStream:
     def __next__(self) -> MicroBatch:
         """There is none."""
         raise StopIteration
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Always: nothing is read."""
+        return True
 
     def state(self) -> int:
         """Samples of the last `skip_to`."""

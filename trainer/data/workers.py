@@ -77,19 +77,32 @@ class WorkerPool:
         self._worker_of(ticket).send(REQUEST.pack(ticket, self._places[name], len(numbers)) + payload)
         return ticket
 
-    def take(self, ticket: int) -> bytearray:
-        """The bytes of the samples of a ticket. Raises DataError: a fault of the data, or a worker that is gone."""
+    def has(self, ticket: int, seconds: float) -> bool:
+        """Whether the answer to a ticket is here; waits for it at most so long. Raises DataError as `take` does."""
         worker = self._worker_of(ticket)
-        deadline = time.monotonic() + self._stall_seconds
+        until = time.monotonic() + seconds
+        if ticket in worker.replies:
+            return True
+        worker.silent_since = worker.silent_since or time.monotonic()
         while ticket not in worker.replies:
-            heard = worker.exchange(LOOK_SECONDS)
-            if heard:
-                deadline = time.monotonic() + self._stall_seconds
-            elif time.monotonic() > deadline:
+            now = time.monotonic()
+            if worker.exchange(min(LOOK_SECONDS, max(0.0, until - now))):
+                worker.silent_since = time.monotonic()
+            elif now - worker.silent_since > self._stall_seconds:
                 raise DataError(
                     f"{worker} has not answered for {self._stall_seconds:g} s though it is alive: the file system of"
                     " the data hangs, or the worker was stopped; look at the node, then start the run again"
                 )
+            elif now >= until:
+                return False
+        worker.silent_since = None
+        return True
+
+    def take(self, ticket: int) -> bytearray:
+        """The bytes of the samples of a ticket. Raises DataError: a fault of the data, or a worker that is gone."""
+        worker = self._worker_of(ticket)
+        while not self.has(ticket, LOOK_SECONDS):
+            pass  # until it answers, or was silent for too long
         kind, payload = worker.replies.pop(ticket)
         if kind != ROWS:
             raise DataError(payload.decode())
@@ -133,6 +146,10 @@ class PoolReader:
         rows: npt.NDArray[np.int64] = np.frombuffer(self._pool.take(ticket), dtype="<i8")
         return rows.reshape(-1, self.sequence_length + 1)
 
+    def has(self, ticket: int, seconds: float) -> bool:
+        """Whether the samples of a ticket are here; waits for them at most so long. Raises DataError."""
+        return self._pool.has(ticket, seconds)
+
     def drop(self, ticket: int) -> None:
         """The samples of a ticket are not wanted any more."""
         self._pool.drop(ticket)
@@ -145,6 +162,7 @@ class _Worker:
         self.number = number
         self.replies: dict[int, tuple[int, bytearray]] = {}
         self.unwanted: set[int] = set()
+        self.silent_since: float | None = None  # while somebody waits for it
         self._outgoing = bytearray(start)
         self._incoming = bytearray()
         paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -72,12 +72,23 @@ def test_segments_side_by_side_make_the_sequential_choices(
 
 
 def test_wrong_guesses_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_of_the_first(shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.stack([positions.astype(float), *[np.zeros(len(positions))] * (len(shares) - 1)], axis=1)
+    def all_of_the_first(
+        shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64], at_least: object = None
+    ) -> npt.NDArray[np.float64]:
+        return np.stack([positions.astype(float), *[np.zeros(len(positions))] * (len(shares) - 1)])
 
     monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
     monkeypatch.setattr(blend, "_guess", all_of_the_first)
     assert build_blend([0.2, 0.5, 0.3], 1500)[0].tolist() == slow_blend([0.2, 0.5, 0.3], 1500)
+
+
+def test_rare_members_are_found_whatever_the_segments_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [1e-4] * 4 + [0.31, 0.27, 0.2, 0.13, 0.05]
+    expected = slow_blend(weights, 30_000)
+    assert expected.count(0) >= 2  # so that whole rows of segments begin before and after the moment it is taken
+    for segments in (3, 100, 1 << 14):
+        monkeypatch.setattr(blend, "BLEND_SEGMENTS", segments)
+        assert build_blend(weights, 30_000)[0].tolist() == expected
 
 
 @given(weights=WEIGHTS, samples=st.integers(1, 200), more=st.integers(1, 200))

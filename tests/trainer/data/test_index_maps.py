@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from data_helpers import slow_maps
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from trainer.data import index
 from trainer.data.blend import build_blend
 from trainer.data.errors import DataError
 from trainer.data.index import IndexMaps, build_index_maps, build_sample_index, build_shuffle_index, plan_epochs
@@ -87,6 +88,30 @@ def test_maps_equal_the_slow_walk(
     assert sorted(order) == sorted(list(documents) * epochs)
     tokens = sum(sizes[n] for n in documents)
     assert epochs == 1 or ((epochs - 1) * tokens - 1) // length < samples
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    length=st.integers(1, 30),
+    at_once=st.integers(1, 9),
+    wide=st.booleans(),
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_of_the_documents_make_the_same_index(
+    *, monkeypatch: pytest.MonkeyPatch, sizes: list[int], length: int, at_once: int, wide: bool
+) -> None:
+    assume(sum(sizes) >= length + 1)
+    order = np.arange(len(sizes), dtype=np.int32)
+    whole = build_sample_index(np.array(sizes, dtype=np.int32), order, length)
+    monkeypatch.setattr(index, "DOCUMENTS_AT_ONCE", at_once)
+    pieces = build_sample_index(np.array(sizes, dtype=np.int64 if wide else np.int32), order, length)
+    assert pieces.tolist() == whole.tolist()
+
+
+def test_documents_beyond_32_bits_together() -> None:
+    sizes = np.array([2**31 - 1, 2**31 - 1, 5], dtype=np.int64)
+    rows = build_sample_index(sizes, np.arange(3, dtype=np.int32), 2**30)
+    assert rows.tolist() == [[0, 0], [0, 2**30], [1, 1], [1, 2**30 + 1], [2, 2]]
 
 
 # Digests of the maps that megatron-core 0.16.1 builds (its last-epoch share is 0.80), over types, shapes and values:
