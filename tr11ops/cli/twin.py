@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, say
+from tr11ops.cli.twin_faults import fault, fault_line, fault_object, heal
 
 if TYPE_CHECKING:
+    from tr11ops.twin.fault_store import Fault
     from tr11ops.twin.twin import Twin, TwinStatus
 
 TWIN_SCHEMA = 1
@@ -26,6 +28,9 @@ app = typer.Typer(
     help="A real Slurm of many nodes on this machine: slurmctld, one slurmd a node, private ports and folders.",
     no_args_is_help=True,
 )
+
+app.command()(fault)
+app.command()(heal)
 
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Which twin; several may run side by side.")]
 DirectoryOption = Annotated[
@@ -147,18 +152,22 @@ def down(
 
 @app.command()
 def status(*, name: NameOption = "default", directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
-    """What runs, and what the twin's controller says of its nodes.
+    """What runs, what the twin's controller says of its nodes, and which faults were given to it.
 
     Exit code 0: healthy; 1: a daemon has ended or a node is down; 3: the controller does not answer.
 
     Example: tr11 twin status --json
     """
+    from tr11ops.twin.faults import active
+
     twin = _find(name, directory)
     seen = twin.status()
+    with _refusals():
+        faults = active(twin)
     if as_json:
-        typer.echo(json.dumps(_as_object(twin, seen), indent=2))
+        typer.echo(json.dumps(_as_object(twin, seen, faults), indent=2))
     else:
-        _show(seen)
+        _show(seen, faults)
     raise typer.Exit(0 if seen.is_healthy else 1 if seen.answers or seen.dead else 3)
 
 
@@ -200,7 +209,7 @@ def shell(
         raise Refusal(f"{arguments[0]} cannot be run: {error.strerror}", exit_code=2) from error
 
 
-def _as_object(twin: Twin, seen: TwinStatus) -> dict[str, Any]:
+def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[Fault, ...]) -> dict[str, Any]:
     return {
         "schema": TWIN_SCHEMA,
         "name": seen.name,
@@ -211,6 +220,7 @@ def _as_object(twin: Twin, seen: TwinStatus) -> dict[str, Any]:
         "memory_megabytes": seen.memory_megabytes,
         "environment": twin.environment,
         "plan": seen.plan.to_json(),
+        "faults": [fault_object(each) for each in faults],
         "nodes": [{"name": node.name, "state": node.state, "daemon_alive": node.daemon_alive} for node in seen.nodes],
         "daemons": [
             {"role": record.role, "name": record.name, "pid": record.pid, "alive": record in seen.daemons}
@@ -219,7 +229,7 @@ def _as_object(twin: Twin, seen: TwinStatus) -> dict[str, Any]:
     }
 
 
-def _show(seen: TwinStatus) -> None:
+def _show(seen: TwinStatus, faults: tuple[Fault, ...]) -> None:
     """Nodes of one state in one row, so that a twin of 52 nodes fits a screen."""
     from rich.console import Console
     from rich.markup import escape
@@ -243,5 +253,7 @@ def _show(seen: TwinStatus) -> None:
     console.print(table)
     if seen.dead:
         console.print(f"[red]ended:[/] {escape(', '.join(record.name for record in seen.dead))}")
+    for each in faults:
+        console.print(f"[yellow]fault:[/] {escape(fault_line(each, time.time()))}", soft_wrap=True)
     if not seen.answers:
         console.print("the controller does not answer: states are unknown")

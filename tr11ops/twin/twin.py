@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from types import TracebackType
 import psutil
 
 from tr11ops.twin import accounting
+from tr11ops.twin.fault_directories import uncover
+from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.machine import (
     DAEMONS,
     accepts,
@@ -190,12 +192,19 @@ class Twin:
             raise TwinError(f"{name} of twin {self.plan.name!r} runs: end it first")
         return self._spawn(find_programs(search_path(os.environ)), name)
 
+    def start_helper(self, name: str, arguments: Sequence[str]) -> ProcessRecord:
+        """Start a process that works on this twin and outlives its starter; it ends with the twin, if not before."""
+        log = self.folders.logs / f"{name}.out"
+        environment = {**self.client_environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        ledger = FaultStore(self.folders).helpers
+        return spawn("helper", name, arguments, environment=environment, log=log, ledger=ledger)
+
     def node_states(self, timeout_seconds: float = 30.0) -> dict[str, str] | None:
         """State of each node in sinfo's long form; None when the controller does not answer."""
         try:
             answer = subprocess.run(
                 ["sinfo", "--noheader", "--Node", "--format=%N|%T"],
-                env=self._daemon_environment(),
+                env=self.client_environment,
                 capture_output=True,
                 text=True,
                 timeout=timeout_seconds,
@@ -245,7 +254,7 @@ class Twin:
         _await(self.folders.munge_socket.exists, munged, self.folders, deadline)
         if self.plan.accounting:
             progress("starting the accounting database")
-            environment = self._daemon_environment()
+            environment = self.client_environment
             database = accounting.start_database(database_programs, self.folders, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
             slurmdbd = accounting.start_slurmdbd(database_programs, self.folders, environment)
@@ -293,7 +302,8 @@ class Twin:
             folders.database.mkdir(mode=0o700)
             write_file(folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600)
 
-    def _daemon_environment(self) -> dict[str, str]:
+    @property
+    def client_environment(self) -> dict[str, str]:
         """A small environment of the twin's own: nothing of the caller's job or site leaks into its daemons."""
         return {
             "PATH": search_path(os.environ),
@@ -323,7 +333,7 @@ class Twin:
             arguments = [programs["slurmd"], "-D", "-N", name]
         role = name if name in DAEMONS else "slurmd"
         log = folders.logs / f"{name}.out"
-        environment = self._daemon_environment()
+        environment = self.client_environment
         return spawn(role, name, arguments, environment=environment, log=log, ledger=folders.processes)
 
     def _end(self, keep_logs: bool) -> Path | None:
@@ -344,6 +354,9 @@ class Twin:
         if survivors:
             named = ", ".join(f"{record.name} (pid {record.pid})" for record in survivors)
             raise TwinError(f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again")
+        for fault in FaultStore(self.folders).active():
+            if Path(fault.target).is_absolute():  # what was laid over a directory would outlive the twin
+                uncover(fault, self.folders)
         kept = _keep(self.folders) if keep_logs and self.folders.logs.exists() else None
         if self.folders.root.exists():
             shutil.rmtree(self.folders.root)

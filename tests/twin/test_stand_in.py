@@ -1,0 +1,327 @@
+"""The stand-in worker: refused on every real cluster, ends as a training ends, and loses no step on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.twin.rehearsal_inputs import ends_of, rehearsal_card, steps_of, write_resolved
+from tr11ops.agent.allocation import free_port
+from tr11ops.agent.node import NodeTask
+from tr11ops.runcard import RunCard, load_card, shipped_cards, shipped_folder
+from tr11ops.twin.faults import inject
+from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, slurm_conf
+from tr11ops.twin.rehearsal import is_rehearsal, rehearsal_refusal
+from tr11ops.twin.stand_in import checkpoint
+from tr11ops.twin.stand_in.crew import Crew, RankLost
+from tr11ops.twin.twin import Twin
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.config import CardError
+from trainer.contract import EndMarker, FileEntry, Manifest, manifest_faults, parse_step, read_latest
+from trainer.progress import Progress
+
+DEADLINE_SECONDS = 240.0
+
+
+# ----------------------------------------------------------------------------- where it may run
+@pytest.fixture
+def twin_files(tmp_path: Path) -> TwinFolders:
+    """The two files by which a twin is known."""
+    plan, folders = TwinPlan(name="known", nodes=2), TwinFolders(tmp_path)
+    record = {"plan": plan.to_json(), "first_port": 20032, "mark": "m"}
+    folders.record.write_text(json.dumps(record))
+    folders.slurm_conf.write_text(slurm_conf(plan, folders, TwinPorts(20032), "root", (22, 5)))
+    return folders
+
+
+def test_a_twin_is_taken(twin_files: TwinFolders) -> None:
+    environment = {"SLURM_CONF": str(twin_files.slurm_conf)}
+    assert rehearsal_refusal(environment) == ""
+    node = {"SLURM_CLUSTER_NAME": "twin_known", "SLURMD_NODENAME": "jean-zay-iam02"}
+    assert rehearsal_refusal({**environment, **node}) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"SLURM_CONF": ""}, "/etc/slurm/slurm.conf is not a twin's"),
+        ({"SLURM_CONF": "/etc/slurm/slurm.conf"}, "is not a twin's"),
+        ({"TR11_SCHEDULER": "local"}, "this is the embedded scheduler"),
+        ({"SLURM_CLUSTER_NAME": "jean-zay"}, "this job is of cluster jean-zay"),
+        ({"SLURMD_NODENAME": "jean-zay-iam03"}, "node jean-zay-iam03 is not one of twin known"),
+    ],
+)
+def test_every_other_scheduler_is_refused(twin_files: TwinFolders, change: dict[str, str], words: str) -> None:
+    refused = rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf), **change})
+    assert words in refused and "trains nothing" in refused and "\n" not in refused
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}, "first_port": 1}', '{"plan": 3, "first_port": "x"}'])
+def test_a_record_that_is_no_twins_is_no_twin(twin_files: TwinFolders, text: str) -> None:
+    twin_files.record.write_text(text)
+    assert "is not a twin's" in rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)})
+
+
+def test_a_real_clusters_configuration_beside_a_twins_record_is_refused(twin_files: TwinFolders) -> None:
+    twin_files.slurm_conf.write_text("ClusterName=jean-zay\nSlurmctldPort=20032\n")
+    assert "is not what its twin wrote" in rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)})
+
+
+def test_only_the_rehearsal_card_asks_for_it() -> None:
+    cards = {name: load_card(shipped_folder() / f"{name}.toml", keep_undefined=True) for name in shipped_cards()}
+    assert [name for name, card in cards.items() if card.rehearsal is not None] == ["rehearsal"]
+    full = cards["rehearsal"]
+    assert (full.slurm.nodes, full.slurm.spare_nodes, full.world_size, full.data_parallel_degree) == (48, 4, 384, 8)
+
+
+def test_the_node_agent_starts_it_for_a_rehearsal_and_torchrun_for_all_else(tmp_path: Path) -> None:
+    card = write_resolved(rehearsal_card(tmp_path), tmp_path / "card.json")
+    task = NodeTask(tmp_path, card, "7", 1, 1, 2, 2, "127.0.0.1", 4000)
+    assert task.command[2:4] == ["-m", "tr11ops.twin.stand_in"] and task.command[-1] == str(card)
+    real = tmp_path / "real.json"
+    value = json.loads(card.read_text())
+    real.write_text(json.dumps({**value, "rehearsal": None}))
+    assert dataclasses.replace(task, card=real).command[3] == "trainer.launcher"
+    assert not is_rehearsal(tmp_path / "missing") and not is_rehearsal(real)
+
+
+def test_started_by_hand_outside_a_twin_it_says_so_and_leaves_a_refusal(tmp_path: Path) -> None:
+    card = rehearsal_card(tmp_path)
+    path = write_resolved(card, tmp_path / "card.json")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tr11ops.twin.stand_in", str(path)], env={**environment, "TR11_JOB_ID": "9"},
+        capture_output=True, text=True, timeout=DEADLINE_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "on a twin alone" in done.stderr
+    [end] = ends_of(card.paths)
+    assert (end.reason, end.restart, end.job_id) == ("refused", False, "9")
+    assert steps_of(card.paths) == []
+
+
+def test_it_loads_no_torch() -> None:
+    code = "import sys; import tr11ops.twin.stand_in.launcher; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_a_rehearsal_without_sense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CardError, match=r"rehearsal\.time_scale"):
+        rehearsal_card(tmp_path, ["rehearsal.time_scale=0"])
+
+
+# ----------------------------------------------------------------------------- the crew
+class Ranks:
+    """Four ranks in threads of this process."""
+
+    def __init__(self, timeout: float) -> None:
+        port = free_port()
+        self.crews = [Crew(rank, 4, "127.0.0.1", port, timeout) for rank in range(4)]
+        self.results: dict[int, Any] = {}
+
+    def run(self, action: Callable[[Crew], Any], ranks: range = range(4)) -> dict[int, Any]:
+        def one(crew: Crew) -> None:
+            try:
+                self.results[crew.rank] = action(crew)
+            except RankLost as error:
+                self.results[crew.rank] = error
+                crew.close()
+
+        self.results = {}
+        threads = [threading.Thread(target=one, args=(self.crews[rank],), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_SECONDS)
+        assert not any(thread.is_alive() for thread in threads)
+        return self.results
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[[float], Ranks]]:
+    made: list[Ranks] = []
+
+    def make(timeout: float) -> Ranks:
+        made.append(Ranks(timeout))
+        assert made[-1].run(lambda crew: crew.join()) == dict.fromkeys(range(4))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for crew in each.crews:
+            crew.close()
+
+
+def test_all_ranks_hear_the_same_in_every_meeting(ranks: Callable[[float], Ranks]) -> None:
+    four = ranks(60.0)
+
+    def meet_often(crew: Crew) -> list[Any]:
+        return [crew.meet("step", crew.rank * 10 + number, list) for number in range(50)]
+
+    expected = [[number, 10 + number, 20 + number, 30 + number] for number in range(50)]
+    assert four.run(meet_often) == dict.fromkeys(range(4), expected)
+
+
+@pytest.mark.parametrize("dead", range(4))
+def test_a_dead_rank_ends_all_others_at_once(ranks: Callable[[float], Ranks], dead: int) -> None:
+    four = ranks(600.0)
+
+    def meet(crew: Crew) -> Any:
+        if crew.rank == dead:
+            crew.close()
+            return "dead"
+        return crew.meet("step", 1, sum)
+
+    results = four.run(meet)
+    words = {rank: str(result) for rank, result in results.items() if rank != dead}
+    assert len(words) == 3 and all("connection closed by rank" in text for text in words.values())
+    assert f"rank {dead}" in words[1 if dead == 0 else 0]
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_out(ranks: Callable[[float], Ranks]) -> None:
+    results = ranks(1.0).run(lambda crew: crew.meet("step", 1, sum) if crew.rank != 2 else time.sleep(8.0))
+    assert "step timed out after 1 s: no word from rank 2 on " in str(results[0])
+    assert all(isinstance(results[rank], RankLost) for rank in (1, 3))
+
+
+def test_ranks_that_never_come_are_missed() -> None:
+    alone = Crew(0, 3, "127.0.0.1", free_port(), 0.5)
+    with pytest.raises(RankLost, match="no word from rank 1 and 1 more"):
+        alone.join()
+
+
+# ----------------------------------------------------------------------------- checkpoints
+def save(card: RunCard, step: int, world: int = 2, fence: Callable[[], None] = lambda: None) -> str:
+    folder = card.paths.checkpoints
+    chain = checkpoint.FIRST_LINK
+    for number in range(1, step + 1):
+        chain = checkpoint.next_link(chain, number, number * 8)
+    partial = checkpoint.prepare(folder, step)
+    parts = [FileEntry(**checkpoint.write_part(partial, rank, chain, 300)) for rank in range(world)]
+    progress = Progress(iteration=step, consumed_samples=step * 8)
+    checkpoint.publish(card, partial, progress, chain, parts, "hash", "1", world, fence)
+    return chain
+
+
+def test_a_checkpoint_is_whole_and_is_found_again(tmp_path: Path) -> None:
+    card = rehearsal_card(tmp_path)
+    folder = card.paths.checkpoints
+    assert checkpoint.find(card, print) is None
+    save(card, 5)
+    chain = save(card, 10)
+    place = card.paths.checkpoint(10)
+    manifest = Manifest.read(place)
+    assert manifest is not None and manifest_faults(place, manifest, read_digests=True) == []
+    assert read_latest(folder) == 10 == checkpoint.find(card, print)
+    for rank in (0, 1, 7):
+        progress, loaded = checkpoint.load(folder, 10, rank)
+        assert (progress.iteration, progress.consumed_samples, loaded) == (10, 80, chain)
+    (place / checkpoint.rank_file(1)).write_bytes(b"x" * 300)
+    said: list[str] = []
+    assert checkpoint.find(card, said.append) == 5
+    assert "digest differs" in said[0]
+
+
+def test_who_was_superseded_publishes_nothing(tmp_path: Path) -> None:
+    card = rehearsal_card(tmp_path)
+    save(card, 5)
+
+    def fence() -> None:
+        raise ValueError("superseded")
+
+    with pytest.raises(ValueError, match="superseded"):
+        save(card, 10, fence=fence)
+    assert read_latest(card.paths.checkpoints) == 5 and not card.paths.checkpoint(10).exists()
+
+
+def test_a_real_trainings_checkpoint_is_not_touched(tmp_path: Path) -> None:
+    card = rehearsal_card(tmp_path)
+    write_checkpoint(card.paths.checkpoints, 7)
+    with pytest.raises(CheckpointError, match="written by a real training"):
+        checkpoint.find(card, print)
+
+
+# ----------------------------------------------------------------------------- on the twin
+STEP = (
+    'exec "$0" -m tr11ops.twin.stand_in "$1" --nnodes 2 --node-rank "$SLURM_NODEID" --nproc-per-node 2 '
+    '--master-port "$2"'
+)
+
+
+class Rehearsal:
+    """A card, and steps of stand-in workers on two nodes of the shared twin."""
+
+    def __init__(self, twin: Twin, folder: Path) -> None:
+        self.twin = twin
+        self.card = rehearsal_card(
+            folder, ["rehearsal.collective_seconds=60", "batch.train_samples=400", "schedule.decay_samples=400"]
+        )
+        self.path = write_resolved(self.card, folder / "card.json")
+
+    def start(self, job: str) -> subprocess.Popen[str]:
+        words = ["srun", "--nodes=2", "--time=10", "--kill-on-bad-exit=1", "bash", "-c", STEP]
+        environment = {**os.environ, **self.twin.environment, "TR11_JOB_ID": job, "PYTHONPATH": str(Path.cwd())}
+        return subprocess.Popen(
+            [*words, sys.executable, str(self.path), str(free_port())], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def until_step(self, iteration: int, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (steps := steps_of(self.card.paths)) or steps[-1]["iteration"] < iteration:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+            time.sleep(0.1)
+
+    def end(self, job: str) -> EndMarker | None:
+        return EndMarker.read(self.card.paths.end_marker(job))
+
+
+@pytest.mark.timeout(600)
+def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_path: Path) -> None:
+    require_slurm()
+    place = Rehearsal(twin, tmp_path)
+    first = place.start("a")
+    place.until_step(12, first)
+    crash = inject(twin, "worker-crash").fault
+    out = first.communicate(timeout=DEADLINE_SECONDS)[0]
+    assert first.returncode != 0 and place.end("a") is None
+    assert "failed (exitcode: -9) local_rank: 0" in out and f"srun: error: {crash.target}: task 1" in out
+    failures = {path.name for path in (place.card.paths.attempt("a") / "failures").iterdir()}
+    assert failures == {"rank-0.json", "rank-1.json", "rank-3.json"}, "rank 2 could not speak any more"
+
+    second = place.start("b")
+    place.until_step(22, second)
+    assert place.card.paths.heartbeat(3).exists()
+    place.card.kill_switch.touch()
+    out = second.communicate(timeout=DEADLINE_SECONDS)[0]
+    assert second.returncode == 0, out
+    end = place.end("b")
+    assert end is not None and (end.reason, end.checkpoint_step) == ("kill-switch", end.iteration)
+    place.card.kill_switch.unlink()
+
+    third = place.start("c")
+    out = third.communicate(timeout=DEADLINE_SECONDS)[0]
+    end = place.end("c")
+    assert third.returncode == 0 and end is not None and (end.reason, end.iteration) == ("finished", 50), out
+    lines = [record for line in out.splitlines() if (record := parse_step(line)) is not None]
+    assert lines[0].iteration == place.end("b").iteration + 1  # type: ignore[union-attr]
+    steps = steps_of(place.card.paths)
+    assert {step["iteration"] for step in steps} == set(range(1, 51))
+    again = {(step["iteration"], step["consumed_samples"], step["lm_loss"]) for step in steps}
+    assert len(again) == 50, "a step that was done twice was the same step"
+    chain = checkpoint.FIRST_LINK
+    for number in range(1, 51):
+        chain = checkpoint.next_link(chain, number, number * 8)
+    assert checkpoint.load(place.card.paths.checkpoints, 50, 3)[1] == chain

@@ -1,0 +1,69 @@
+"""`python -m tr11ops.twin.fault_agent ROOT KEY IDENTITY`: keeps one fault up, and heals it when its time is over.
+
+It lives on when the command that started it has ended, and ends with its fault, or with its twin.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tr11ops.twin.fault_effects import black_hole, slow_down
+from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.faults import heal
+from tr11ops.twin.node_processes import StepWatch
+from tr11ops.twin.plan import TwinError
+from tr11ops.twin.twin import Twin
+
+LOOK_SECONDS = 0.25  # between two looks at the fault's record
+RETRY_SECONDS = 2.0
+
+
+def run(root: Path, key: str, identity: str) -> int:
+    """Keep the fault up until it is healed; returns 0, or 1 when the twin is gone."""
+    twin = Twin.find(root.name, root.parent)
+    store = FaultStore(twin.folders)
+    repeat = {"black-hole": black_hole, "slow-node": slow_down}
+    fault = _mine(store, key, identity)
+    if fault is None:
+        return 0
+    watch = StepWatch(twin.folders, fault.target)
+    looked = time.monotonic()
+    while True:
+        act = repeat.get(fault.kind)
+        time.sleep(act(watch) if act is not None else LOOK_SECONDS)
+        if time.monotonic() - looked < LOOK_SECONDS:
+            continue
+        looked = time.monotonic()
+        fault = _mine(store, key, identity)
+        if fault is None:
+            return 0
+        if fault.until is not None and time.time() >= fault.until:
+            healed = heal(twin, wanted=lambda other: other.identity == identity)
+            errors = [healing.error for healing in healed if healing.error]
+            if not errors:
+                return 0
+            print(f"{fault}: {errors[0]}; trying again", file=sys.stderr, flush=True)
+            time.sleep(RETRY_SECONDS)
+
+
+def _mine(store: FaultStore, key: str, identity: str) -> Fault | None:
+    """The fault as its record says now; None when it is healed, or another one has taken its place."""
+    if not store.folders.record.exists():
+        return None
+    fault = store.find(key)
+    return fault if fault is not None and fault.identity == identity else None
+
+
+def main(arguments: list[str]) -> int:
+    root, key, identity = arguments
+    try:
+        return run(Path(root), key, identity)
+    except TwinError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

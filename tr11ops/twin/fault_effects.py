@@ -1,0 +1,290 @@
+"""What each fault does and how it is undone: by exact process, and each undoing may be tried again.
+
+`BREAK` and `MEND` have one function for each kind. A break writes the processes it is about to touch into the fault's
+record first (`store.write`), so that whoever finds the record can mend it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from tr11ops.twin import fault_directories
+from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.node_processes import StepWatch, scan
+from tr11ops.twin.plan import TwinError
+from tr11ops.twin.processes import ProcessRecord, end
+from tr11ops.twin.twin import Twin
+
+FOREIGN_REASON = "memory errors on DIMM B2, ticket 20917 (site staff)"
+SLOW_SHARE = 0.2  # of the time in which a slow node's tasks may run
+SLOW_PERIOD_SECONDS = 0.5
+BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
+CLIENT_SECONDS = 30.0
+RESUME_SECONDS = 10.0  # a controller that has just come back refuses it until the node has spoken
+KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
+
+Break = Callable[[Twin, FaultStore, Fault], Fault]
+Mend = Callable[[Twin, FaultStore, Fault], str]
+
+
+def send(records: Iterable[ProcessRecord], number: signal.Signals) -> int:
+    """Send a signal to exactly these processes; returns how many were there to get it."""
+    reached = 0
+    for record in records:
+        with suppress(ProcessLookupError):
+            if record.is_alive:
+                os.kill(record.pid, number)
+                reached += 1
+    return reached
+
+
+# ----------------------------------------------------------------------------- workers
+def _one_worker(twin: Twin, fault: Fault) -> ProcessRecord:
+    contents = scan(twin.folders, [fault.target])[fault.target]
+    if contents.workers:
+        return contents.workers[0].record
+    tasks = [task.record for task in contents.tasks if task.step is not None]
+    if tasks:  # no training: a step's own first process stands for it
+        return min(tasks, key=lambda record: (record.start_ticks, record.pid))
+    raise TwinError(f"{fault.kind}: no worker runs on {fault.target}")
+
+
+def _crash_worker(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
+    send(fault.processes, signal.SIGKILL)
+    return fault
+
+
+def _stop_worker(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
+    send(fault.processes, signal.SIGSTOP)
+    return fault
+
+
+def _continue(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    return f"{send(fault.processes, signal.SIGCONT)} process(es) go on"
+
+
+# ----------------------------------------------------------------------------- nodes
+def _begin(_twin: Twin, _store: FaultStore, fault: Fault) -> Fault:
+    return fault  # its agent does it
+
+
+def _end_black_hole(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    return f"tasks live on {fault.target} again"
+
+
+def _end_slow_node(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    tasks = [task.record for task in scan(twin.folders, [fault.target])[fault.target].tasks]
+    send(tasks, signal.SIGCONT)
+    return f"the tasks of {fault.target} run at full speed"
+
+
+def _kill_slurmd(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(twin.process(fault.target),)))
+    _kill(fault.processes)
+    return fault
+
+
+def _leave_half_dead(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    if not scan(twin.folders, [fault.target])[fault.target].daemons:
+        raise TwinError(f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed")
+    return _kill_slurmd(twin, store, fault)
+
+
+def _kill_node(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    """Everything is stopped before anything is killed, so that no part can report the end of another."""
+    frozen: dict[int, ProcessRecord] = {}
+    slurmd = twin.process(fault.target)
+    for _ in range(20):
+        contents = scan(twin.folders, [fault.target])[fault.target]
+        found = [slurmd, *(process.record for process in contents.all)]
+        new = [record for record in found if record.pid not in frozen and record.is_alive]
+        if not new:
+            break
+        frozen.update((record.pid, record) for record in new)
+        fault = store.write(replace(fault, processes=tuple(frozen.values())))
+        send(new, signal.SIGSTOP)
+    _kill(fault.processes)
+    return fault
+
+
+def _kill(records: tuple[ProcessRecord, ...]) -> None:
+    survivors = end(records, 0.0)
+    if survivors:
+        raise TwinError(f"process {survivors[0].pid} would not die; try again")
+
+
+def _start_slurmd(twin: Twin, store: FaultStore, fault: Fault) -> str:
+    others = [
+        other
+        for other in store.active()
+        if other.target == fault.target and other.kind in KEEPS_SLURMD_DEAD and other.identity != fault.identity
+    ]
+    if others:
+        return f"slurmd of {fault.target} stays dead: {others[0].kind}"
+    # a crash of the one who broke the node may have left processes that are stopped and not yet killed
+    end([record for record in fault.processes if not fault.is_complete], 0.0)
+    return _start(twin, fault.target, f"slurmd of {fault.target}")
+
+
+def _start(twin: Twin, name: str, words: str) -> str:
+    if twin.process(name).is_alive:
+        return f"{words} runs already"
+    twin.start_daemon(name)
+    return f"{words} is started again"
+
+
+# ----------------------------------------------------------------------------- the controller
+def _freeze_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
+    send(fault.processes, signal.SIGSTOP)
+    return fault
+
+
+def _kill_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
+    _kill(fault.processes)
+    return fault
+
+
+def _restart_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
+    end(fault.processes, 20.0)
+    twin.start_daemon("slurmctld")
+    return fault
+
+
+def _start_controller(twin: Twin, _store: FaultStore, _fault: Fault) -> str:
+    return _start(twin, "slurmctld", "slurmctld")
+
+
+# ----------------------------------------------------------------------------- another hand
+def _drain(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    state, reason = _node_facts(twin, fault.target)
+    wanted = fault.details.get("reason") or FOREIGN_REASON
+    if "DRAIN" in state and reason != wanted:
+        raise TwinError(
+            f"drain: {fault.target} is drained already ({reason or 'no reason given'}); that is left as it is"
+        )
+    fault = store.write(replace(fault, details={"reason": wanted}))
+    _scontrol(twin, "update", f"NodeName={fault.target}", "State=DRAIN", f"Reason={wanted}")
+    return fault
+
+
+def _resume(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    state, reason = _node_facts(twin, fault.target)
+    if "DRAIN" not in state:
+        return f"{fault.target} is not drained any more"
+    if reason != fault.details.get("reason"):
+        return f"{fault.target} stays drained: the reason is another one now ({reason})"
+    until = time.monotonic() + RESUME_SECONDS
+    while True:
+        try:
+            _scontrol(twin, "update", f"NodeName={fault.target}", "State=RESUME")
+        except TwinError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+        else:
+            return f"{fault.target} is resumed"
+
+
+def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
+    """State and reason of a node, as the controller says."""
+    state = reason = ""
+    for line in _scontrol(twin, "show", "node", node).splitlines():
+        words = line.strip()
+        if words.startswith("State="):
+            state = words.removeprefix("State=").split()[0]
+        if words.startswith("Reason="):
+            reason = words.removeprefix("Reason=").rsplit(" [", 1)[0]
+    return state, reason
+
+
+def _scontrol(twin: Twin, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], env=twin.client_environment, capture_output=True, text=True, timeout=CLIENT_SECONDS,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TwinError("the controller does not answer: heal that first (tr11 twin heal)") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise TwinError(f"scontrol {words[0]}: {said[-1] if said else f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+# ----------------------------------------------------------------------------- directories
+def _fill_disk(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    store.write(fault)
+    fault_directories.fill(fault, twin.folders)
+    return fault
+
+
+def _make_read_only(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    store.write(fault)
+    fault_directories.make_read_only(fault)
+    return fault
+
+
+def _uncover(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    fault_directories.uncover(fault, twin.folders)
+    return f"{fault.target} can be written again"
+
+
+BREAK: Mapping[str, Break] = {
+    "worker-crash": _crash_worker,
+    "worker-stop": _stop_worker,
+    "black-hole": _begin,
+    "slow-node": _begin,
+    "slurmd-killed": _kill_slurmd,
+    "half-dead": _leave_half_dead,
+    "node-dead": _kill_node,
+    "batch-host-dead": _kill_node,
+    "controller-frozen": _freeze_controller,
+    "controller-killed": _kill_controller,
+    "controller-restarted": _restart_controller,
+    "drain": _drain,
+    "disk-full": _fill_disk,
+    "read-only": _make_read_only,
+}
+MEND: Mapping[str, Mend] = {
+    "worker-crash": _continue,
+    "worker-stop": _continue,
+    "black-hole": _end_black_hole,
+    "slow-node": _end_slow_node,
+    "slurmd-killed": _start_slurmd,
+    "half-dead": _start_slurmd,
+    "node-dead": _start_slurmd,
+    "batch-host-dead": _start_slurmd,
+    "controller-frozen": _continue,
+    "controller-killed": _start_controller,
+    "controller-restarted": _start_controller,
+    "drain": _resume,
+    "disk-full": _uncover,
+    "read-only": _uncover,
+}
+
+
+# ----------------------------------------------------------------------------- what an agent does again and again
+def black_hole(watch: StepWatch) -> float:
+    """Kill the tasks that are there now; returns the seconds until the next look."""
+    send(watch.look(), signal.SIGABRT)
+    return BLACK_HOLE_SECONDS
+
+
+def slow_down(watch: StepWatch) -> float:
+    """Let the tasks run for a share of the period, then stop them for the rest of it."""
+    tasks = watch.look()
+    send(tasks, signal.SIGSTOP)
+    time.sleep(SLOW_PERIOD_SECONDS * (1 - SLOW_SHARE))
+    send(tasks, signal.SIGCONT)
+    return SLOW_PERIOD_SECONDS * SLOW_SHARE

@@ -1,0 +1,60 @@
+"""The faults that a twin can be given: what each one breaks, what it needs, and how it is healed. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tr11ops.twin.plan import TwinError
+
+Target = Literal["node", "busy node", "batch host", "controller", "directory"]
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """One kind of fault. `needs_agent`: a process beside the twin keeps it up; `is_instant`: it is over at once."""
+
+    name: str
+    target: Target
+    does: str
+    heals: str
+    needs_agent: bool = False
+    is_instant: bool = False
+
+
+_KINDS = (
+    FaultKind("worker-crash", "busy node", "kills one worker of the node's job (SIGKILL)", "nothing is left to heal",
+              is_instant=True),
+    FaultKind("worker-stop", "busy node", "stops one worker of the node's job (SIGSTOP): it hangs", "lets it go on"),
+    FaultKind("black-hole", "node", "every task of a step on the node dies at once (SIGABRT); batch scripts live",
+              "ends the killer", needs_agent=True),
+    FaultKind("slow-node", "node", "the tasks of the node's steps get a fifth of their time (SIGSTOP, SIGCONT)",
+              "lets them go on", needs_agent=True),
+    FaultKind("slurmd-killed", "node", "kills the node's slurmd; what runs goes on", "starts slurmd again"),
+    FaultKind("half-dead", "busy node", "kills the slurmd of a node with a job; its step daemon and tasks live",
+              "starts slurmd again"),
+    FaultKind("node-dead", "node", "kills slurmd, step daemons and all tasks of the node at one moment",
+              "starts slurmd again; what ran is lost"),
+    FaultKind("batch-host-dead", "batch host", "node-dead, for the node that runs a job's batch script",
+              "starts slurmd again; what ran is lost"),
+    FaultKind("controller-frozen", "controller", "stops slurmctld (SIGSTOP): every client times out", "lets it go on"),
+    FaultKind("controller-killed", "controller", "kills slurmctld: every client is refused", "starts it again"),
+    FaultKind("controller-restarted", "controller", "ends slurmctld in order and starts it again",
+              "nothing is left to heal", is_instant=True),
+    FaultKind("drain", "node", "drains the node in another person's name", "resumes it, if the reason is still it"),
+    FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC); reading works",
+              "takes the full disk away"),
+    FaultKind("read-only", "directory", "nothing can be changed below the directory (EROFS)", "ends that"),
+)  # fmt: skip
+KINDS: Mapping[str, FaultKind] = {kind.name: kind for kind in _KINDS}
+
+
+def find_kind(name: str) -> FaultKind:
+    """The kind of that name. Raises TwinError with the nearest one, and all, when there is none."""
+    if name in KINDS:
+        return KINDS[name]
+    near = difflib.get_close_matches(name, list(KINDS), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise TwinError(f"fault {name!r} is not known: {hint}there are {', '.join(KINDS)}")

@@ -1,0 +1,59 @@
+"""`python -m tr11ops.twin.stand_in CARD.json`: the launcher of a node's stand-in workers, in torchrun's place.
+
+One light process a worker, forked from this one, which has imported everything already: hundreds fit on one machine.
+What it prints of its workers, how it ends them and what it returns is as torchrun does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tr11ops.twin.rehearsal import rehearsal_refusal
+from trainer.contract import EXIT_REFUSED, RunPaths
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tr11ops.twin.stand_in", description=__doc__)
+    parser.add_argument("card", type=Path, help="resolved card (JSON)")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--nproc-per-node", type=int, default=1)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=29500)
+    options = parser.parse_args(arguments)
+    refused = rehearsal_refusal(os.environ)
+    if refused:
+        print(f"tr11: refused: {refused}", file=sys.stderr, flush=True)
+        if options.node_rank == 0:
+            _leave_word(options.card, refused)
+        return EXIT_REFUSED
+
+    from tr11ops.twin.stand_in.launcher import Crowd, launch
+    from trainer.config import CardError
+
+    crowd = Crowd(options.nnodes, options.node_rank, options.nproc_per_node, options.master_addr, options.master_port)
+    try:
+        return launch(options.card, crowd)
+    except CardError as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_REFUSED
+
+
+def _leave_word(card: Path, refused: str) -> None:
+    """The end marker of a refusal, so that no later array task tries again. Nothing when the card cannot be read."""
+    from trainer.config import CardError, load_trainer_config
+    from trainer.lifecycle import Attempt, write_end_marker
+
+    try:
+        paths: RunPaths = load_trainer_config(card).paths
+        attempt = Attempt.from_environment(os.environ, paths)
+        write_end_marker(paths, attempt, "refused", False, 0, None, refused)
+    except (CardError, OSError) as error:
+        print(f"tr11: the refusal could not be recorded: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Small checkpoints of a stand-in training: real folders, manifests, `latest`, digests, and a resume that verifies.
+
+What stands for the weights is a chain of digests, one link a step: a training that lost, repeated or changed a step on
+its way through faults and resumes ends with another chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.catalogue import (
+    CheckpointError,
+    find_resumable,
+    partial_path,
+    read_checkpoint,
+    remove_leftovers,
+    replaced_path,
+    settle_replaced,
+)
+from trainer.config import TrainerConfig
+from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, file_digest, write_atomically
+from trainer.progress import Progress
+
+Say = Callable[[str], None]
+VERSIONS = {"stand-in": "1"}
+CURSOR = "cursor.json"
+FIRST_LINK = "0" * 64
+
+
+def next_link(chain: str, iteration: int, samples: int) -> str:
+    """The chain after one more step."""
+    return hashlib.sha256(f"{chain} {iteration} {samples}".encode()).hexdigest()
+
+
+def rank_file(rank: int) -> str:
+    """Where a rank's part of a checkpoint lies."""
+    return f"weights/rank_{rank:05d}.bin"
+
+
+def prepare(folder: Path, step: int) -> Path:
+    """Clean up after killed saves and make this save's hidden folder; rank 0 only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settle_replaced(folder)
+    remove_leftovers(folder)
+    partial = partial_path(folder, step, uuid.uuid4().hex[:12])
+    (partial / "weights").mkdir(parents=True)
+    return partial
+
+
+def write_part(partial: Path, rank: int, chain: str, size: int) -> dict[str, Any]:
+    """Write this rank's part; returns its entry of the manifest, as JSON. Raises OSError."""
+    head = json.dumps({"rank": rank, "chain": chain}).encode() + b"\n"
+    data = head + hashlib.shake_256(f"{chain} {rank}".encode()).digest(max(0, size - len(head)))
+    path = partial / rank_file(rank)
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return asdict(FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest()))
+
+
+def publish(
+    config: TrainerConfig, partial: Path, progress: Progress, chain: str, parts: list[FileEntry], card_hash: str,
+    job_id: str, world: int, fence: Callable[[], None],
+) -> None:  # fmt: skip
+    """Make the hidden folder the checkpoint of its step; rank 0 only, after all have written. Raises OSError.
+
+    `fence` is asked last; it raises when another training has taken the run over.
+    """
+    folder = config.paths.checkpoints
+    cursor = partial / CURSOR
+    cursor.write_text(json.dumps({**asdict(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
+    entry = FileEntry(CURSOR, cursor.stat().st_size, file_digest(cursor))
+    parallel, model = config.parallel, config.model
+    Manifest(
+        step=progress.iteration,
+        consumed_samples=progress.consumed_samples,
+        consumed_tokens=progress.consumed_tokens,
+        files=tuple(sorted([*parts, entry], key=lambda each: each.path)),
+        topology={
+            "tensor": parallel.tensor,
+            "pipeline": parallel.pipeline,
+            "data": world // (parallel.tensor * parallel.pipeline),
+        },
+        model={"model.layers": model.layers, "model.hidden_size": model.hidden_size},
+        run_card_hash=card_hash,
+        created=time.time(),
+        versions=VERSIONS,
+        job_id=job_id,
+    ).write(partial)
+    fence()
+    home = folder / checkpoint_name(progress.iteration)
+    aside = replaced_path(folder, progress.iteration, uuid.uuid4().hex[:12])
+    replacing = home.exists()
+    if replacing:
+        home.rename(aside)
+    partial.rename(home)
+    write_atomically(folder / LATEST_FILE, home.name)
+    if replacing:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def find(config: TrainerConfig, say: Say) -> int | None:
+    """The step to resume from, every byte verified, or None; rank 0 only, which holds the run's lease.
+
+    Raises CheckpointError as the trainer does, and for a checkpoint that a real training wrote.
+    """
+    folder = config.paths.checkpoints
+    step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say)
+    if step is not None and read_checkpoint(folder, step).versions.get("stand-in") is None:
+        raise CheckpointError(
+            f"{folder / checkpoint_name(step)} was written by a real training, and this is a rehearsal: give the "
+            "rehearsal a run.directory of its own"
+        )
+    return step
+
+
+def load(folder: Path, step: int, rank: int) -> tuple[Progress, str]:
+    """Where the training stands after that step, and its chain. Raises CheckpointError when the parts disagree."""
+    place = folder / checkpoint_name(step)
+    try:
+        cursor = json.loads((place / CURSOR).read_text(encoding="utf-8"))
+        chain = str(cursor["chain"])
+        part = place / rank_file(rank)
+        if part.exists():  # there is none where the checkpoint was written by fewer ranks
+            with part.open("rb") as stream:
+                mine = json.loads(stream.readline())
+            if mine != {"rank": rank, "chain": chain}:
+                raise CheckpointError(f"{part} is of another step than {place / CURSOR}; use another checkpoint")
+        return Progress.from_cursor(cursor), chain
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{place} cannot be read by rank {rank}: {error}; use another step") from None

@@ -1,0 +1,180 @@
+"""Forks a node's stand-in workers, passes their lines on, and ends all when one fails: a torchrun without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.runcard_sections import RehearsalSection
+from tr11ops.twin.stand_in.worker import Seat, run
+from trainer.config import TrainerConfig, load_trainer_config, validate
+from trainer.contract import read_json
+from trainer.lifecycle import STOP_SIGNALS, SignalFlag
+
+GRACE_SECONDS = 30.0  # from TERM to KILL, as torchrun has it
+POLL_SECONDS = 0.1
+_PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The workers of all nodes, and which of them are this node's."""
+
+    nodes: int
+    node_rank: int
+    per_node: int
+    address: str
+    port: int
+
+    def seat(self, local_rank: int) -> Seat:
+        """The place of one of this node's workers."""
+        rank = self.node_rank * self.per_node + local_rank
+        return Seat(rank, self.nodes * self.per_node, self.address, self.port)
+
+
+@dataclass
+class _Worker:
+    local_rank: int
+    rank: int
+    pid: int
+    pipe: int
+    rest: bytes = b""
+    status: int | None = None
+
+
+def launch(card: Path, crowd: Crowd) -> int:
+    """Run this node's workers to their end; returns 0, 1 when one failed, 128 + n after signal n.
+
+    Raises CardError when the card cannot be read.
+    """
+    config = load_trainer_config(card)
+    value = read_json(card) or {}
+    pace = validate(RehearsalSection, value.get("rehearsal") or {}, f"{card} [rehearsal]")
+    card_hash = str(value.get("derived", {}).get("card_hash", ""))
+    gc.collect()
+    gc.freeze()  # what is imported stays shared with the forked workers
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _frame: received.append(got))
+    workers = [_fork(config, pace, card_hash, crowd, local) for local in range(crowd.per_node)]
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.pipe, selectors.EVENT_READ, worker)
+        failed = _watch(workers, selector, received)
+        _drain(selector)
+    if failed is not None:
+        _tell_failure(failed)
+        return 1
+    return 128 + received[0] if received else 0
+
+
+def _fork(config: TrainerConfig, pace: RehearsalSection, card_hash: str, crowd: Crowd, local_rank: int) -> _Worker:
+    seat = crowd.seat(local_rank)
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # none is lost before the worker's own handler is there
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(seat, writing, parent)
+        flag = SignalFlag()
+        flag.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        run(config, pace, card_hash, seat, flag)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    return _Worker(local_rank, seat.rank, pid, reading)
+
+
+def _become_worker(seat: Seat, output: int, parent: int) -> None:
+    """In the child: its output, the name by which faults find it, and an end with its launcher."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    system = ctypes.CDLL(None)
+    system.prctl(_PR_SET_NAME, f"rank-{seat.rank}".encode(), 0, 0, 0)
+    system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(workers: list[_Worker], selector: selectors.BaseSelector, received: list[int]) -> _Worker | None:
+    """Pass lines on until all workers have ended; returns the one that failed first. A failure ends the others."""
+    failed: _Worker | None = None
+    end_by: float | None = None
+    passed_on = 0
+    while True:
+        _pass_lines(selector, POLL_SECONDS)
+        for worker in [each for each in workers if each.status is None]:
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            if pid:
+                worker.status = os.waitstatus_to_exitcode(status)
+                if worker.status and failed is None and not received:
+                    failed = worker
+        living = [worker for worker in workers if worker.status is None]
+        if not living:
+            return failed
+        if (failed is not None and end_by is None) or len(received) > passed_on:
+            passed_on = len(received)
+            end_by = end_by or time.monotonic() + GRACE_SECONDS
+            _send(living, signal.SIGTERM)
+        if end_by is not None and time.monotonic() > end_by:
+            _send(living, signal.SIGKILL)
+
+
+def _send(workers: list[_Worker], number: signal.Signals) -> None:
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, number)
+
+
+def _pass_lines(selector: selectors.BaseSelector, seconds: float) -> int:
+    """Pass on what the workers have printed, whole lines, each with its worker's prefix; returns the bytes read."""
+    if not selector.get_map():
+        time.sleep(seconds)
+        return 0
+    count = 0
+    for key, _ in selector.select(seconds):
+        worker: _Worker = key.data
+        try:
+            piece = os.read(worker.pipe, 65536)
+        except BlockingIOError:
+            continue
+        count += len(piece)
+        if not piece:
+            selector.unregister(worker.pipe)
+            os.close(worker.pipe)
+            piece = b"\n" if worker.rest else b""
+        *lines, worker.rest = (worker.rest + piece).split(b"\n")
+        prefix = f"[default{worker.local_rank}]:".encode()
+        _print(b"".join(prefix + line + b"\n" for line in lines))
+    return count
+
+
+def _drain(selector: selectors.BaseSelector) -> None:
+    """The last words of workers that have ended; a pipe that a grandchild keeps open is not waited for."""
+    while selector.get_map() and _pass_lines(selector, 0.0):
+        pass
+
+
+def _tell_failure(worker: _Worker) -> None:
+    """As torchrun tells it: the node agent knows a killed worker by this line."""
+    status = worker.status or 0
+    how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    _print(
+        f"stand-in: failed (exitcode: {status}) local_rank: {worker.local_rank} (pid: {worker.pid})\n"
+        f"tr11: worker {worker.rank} (process {worker.pid}) failed: {how}\n".encode()
+    )
+
+
+def _print(data: bytes) -> None:
+    with suppress(OSError):  # nobody reads any more, and the node agent ends what runs here
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]

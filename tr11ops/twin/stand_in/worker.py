@@ -1,0 +1,366 @@
+"""One worker of a stand-in training: the trainer's own life cycle, log lines and checkpoints, and no work between.
+
+What it shares with the trainer is imported from it: what stops a training, heartbeats, end markers, failures, the log
+line, the course of batches and learning rates, leases, manifests. A step is a pause of the card's length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tr11ops.runcard_sections import RehearsalSection
+from tr11ops.twin.stand_in import checkpoint
+from tr11ops.twin.stand_in.crew import Crew
+from trainer.checkpoint.catalogue import CheckpointError, fence_off
+from trainer.config import CardError, TrainerConfig
+from trainer.contract import FileEntry, StepRecord, append_line, format_step, format_validation
+from trainer.curriculum import sequence_length_at
+from trainer.learning_rate import plan_of
+from trainer.lease import Lease, refusal
+from trainer.leaving import end_now, leave_word, newest_step
+from trainer.lifecycle import (
+    Attempt,
+    Decision,
+    HeartbeatWriter,
+    Limits,
+    SignalFlag,
+    exit_code,
+    exit_process,
+    steady_clock,
+    tell,
+    write_end_marker,
+)
+from trainer.model.flops import tflops_per_gpu
+from trainer.progress import Progress
+from trainer.requests import watch_for_kill_now
+from trainer.schedule import batch_size_at, path_of
+from trainer.switches import Agreed, Switches
+
+REFUSALS = (CardError, CheckpointError)
+DATA_LOOK_SECONDS = 1.0  # between two looks for data
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This worker's place: its rank among `world`, and where rank 0 listens."""
+
+    rank: int
+    world: int
+    address: str
+    port: int
+
+
+def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Seat, flag: SignalFlag) -> NoReturn:
+    """Pretend to train until something says stop, leave an end marker, and end this process with its exit status."""
+    paths, rank = config.paths, seat.rank
+    attempt = Attempt.from_environment(os.environ, paths)
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id)
+    watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
+    training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag)
+    try:
+        reason = training.train()
+    except Exception as error:  # whatever it is, it is recorded before the process goes
+        refused = isinstance(error, REFUSALS) and training.steps_done == 0
+        reason = "refused" if refused else "error"
+        tell(f"tr11: refused: {error}" if refused else traceback.format_exc().rstrip(), sys.stderr)
+        leave_word(paths, attempt, rank, error, reason, training.progress.iteration)
+    heartbeat.beat("ended", training.progress.iteration)
+    exit_process(exit_code(reason), training.close)
+
+
+@dataclass
+class StandIn:
+    """One attempt of a stand-in training on this rank. `train` is called once; `close` leaves the others."""
+
+    config: TrainerConfig
+    pace: RehearsalSection
+    card_hash: str
+    seat: Seat
+    attempt: Attempt
+    heartbeat: HeartbeatWriter
+    flag: SignalFlag
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self.clock = steady_clock()
+        self.crew = Crew(
+            self.seat.rank, self.seat.world, self.seat.address, self.seat.port, self.pace.collective_seconds
+        )
+        self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
+        self.saved_step: int | None = None
+        self.last_save = self.started
+        self.steps_done = 0
+        self.lease: Lease | None = None
+
+    def close(self) -> None:
+        self.crew.close()
+        if self.lease is not None:
+            self.lease.release()
+
+    # ------------------------------------------------------------------ start
+    def train(self) -> str:
+        """The whole attempt; returns the end reason."""
+        if self.seat.rank == 0:
+            self.lease = Lease.begin(self.config.paths, self.attempt.job_id, self.attempt.launch)
+        self._pass(self.pace.start_seconds, "starting")
+        self.crew.join()
+        self._say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
+        age = self.crew.meet("start", time.monotonic() - self.started, max)
+        paths, run = self.config.paths, self.config.run
+        limits = Limits(self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age)
+        self.switches = Switches(
+            paths, limits, self.attempt, self.flag, self.heartbeat, self.lease, self._largest, self.seat.rank == 0,
+            self.clock,
+        )  # fmt: skip
+        self.course = path_of(self.config)
+        self.learning_rate = plan_of(self.config)
+        self.switches.enter("starting", 0)
+        for prepare in (self._take_lease, self._load):
+            decision = self._agree().decision or prepare()
+            if decision is not None:
+                return self._end(decision)
+        self._say("training ...")
+        return self._end(self._loop())
+
+    def _take_lease(self) -> Decision | None:
+        """A decision when a living training keeps this one out."""
+
+        def take() -> str:
+            assert self.lease is not None
+            holder = self.lease.take()
+            if holder is None:
+                fence_off(self.config.paths.checkpoints)
+            return refusal(holder, self.config.paths) if holder is not None else ""
+
+        fault = self._on_first("the run's lease", take)
+        return Decision("refused", False, f"tr11: refused: {fault}") if fault else None
+
+    def _load(self) -> None:
+        """Resume from the newest complete checkpoint, or start at zero."""
+        self.heartbeat.beat("loading", 0)
+        step = self._on_first("the start", lambda: checkpoint.find(self.config, self._say))
+        folder = self.config.paths.checkpoints
+        if step is None:
+            self._say(f"no checkpoint in {folder}: starting from random weights")
+            return
+        self.progress, self.chain = checkpoint.load(folder, step, self.seat.rank)
+        self.saved_step = step
+        self.crew.meet("load", None, len)
+        self._say(f"  successfully loaded checkpoint from {folder} at iteration {step}")
+
+    # ------------------------------------------------------------------ the loop
+    def _loop(self) -> Decision:
+        total, settings = self.course.total_iterations, self.config.checkpoint
+        evaluation = self.config.evaluation
+        while self.progress.iteration < total:
+            agreed = self._ready("training")
+            if agreed.decision is not None:
+                return agreed.decision
+            if agreed.save and self.steps_done:
+                self._save()
+            self._step(total)
+            self.switches.settle(self.saved_step, None)
+            iteration = self.progress.iteration
+            if settings.interval is not None and iteration % settings.interval == 0:
+                self._save()
+            if evaluation.iterations and iteration % evaluation.interval == 0:
+                decision = self._evaluate()
+                if decision is not None:
+                    return decision
+        return Decision("finished", False, f"after training is done: {total} iterations")
+
+    def _step(self, total: int) -> None:
+        """One step: a pause, and a meeting of all ranks in place of the gradients' reduction."""
+        config, began = self.config, time.perf_counter()
+        samples = batch_size_at(self.progress.consumed_samples, config.batch)
+        length = sequence_length_at(self.progress.iteration + 1, config.curriculum, config.model.sequence_length)
+        self._pass(self.pace.step_seconds, "training")
+        loss: float = self.crew.meet("step", _loss(self.progress.consumed_samples), _mean)
+        self.progress = self.progress.after_step(samples, length, loss, skipped=False)
+        self.chain = checkpoint.next_link(self.chain, self.progress.iteration, self.progress.consumed_samples)
+        self.steps_done += 1
+        if self.seat.rank == self.seat.world - 1 and self.progress.iteration % config.logging.interval == 0:
+            self._log(total, samples, length, loss, time.perf_counter() - began)
+
+    def _log(self, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
+        """The line and the record of one step; on the last rank, as in the trainer."""
+        progress = self.progress
+        rows = self.config.tokenizer.padded_vocabulary_size
+        record = StepRecord(
+            iteration=progress.iteration,
+            total_iterations=total,
+            consumed_samples=progress.consumed_samples,
+            consumed_tokens=progress.consumed_tokens,
+            seconds_per_iteration=seconds,
+            learning_rate=self.learning_rate.at(progress.scheduled_samples, progress.scheduled_tokens),
+            global_batch_size=samples,
+            lm_loss=loss,
+            grad_norm=1.0,
+            samples_per_second=samples / seconds,
+            tflops=tflops_per_gpu(self.config.model, rows, samples, seconds, self.seat.world, length),
+        )
+        tell(format_step(record))
+        self._record({"kind": "step", **asdict(record), "device": "stand-in"})
+
+    def _record(self, value: dict[str, Any]) -> None:
+        line = json.dumps({**value, "time": time.time(), "job_id": self.attempt.job_id})
+        try:
+            append_line(self.config.paths.metrics, line)
+        except OSError as error:
+            tell(f"tr11: WARNING: metrics cannot be written, the training goes on: {error}")
+
+    def _evaluate(self) -> Decision | None:
+        for _ in range(self.config.evaluation.iterations):
+            decision = self._ready("evaluating").decision
+            if decision is not None and decision.reason != "exit-interval":
+                return decision
+            self._pass(self.pace.evaluation_seconds, "evaluating")
+            loss = self.crew.meet("evaluation", _loss(self.progress.consumed_samples), _mean)
+        if self.seat.rank == self.seat.world - 1:
+            tell(format_validation("validation", self.progress.iteration, loss))
+        return None
+
+    def _ready(self, phase: str) -> Agreed:
+        """Wait until every rank has its data; there are none here, but a drill may keep them away."""
+        while True:
+            self.switches.enter(phase, self.progress.iteration)
+            agreed = self._agree()
+            if agreed.decision is not None or not agreed.waits:
+                return agreed
+            phase = "data-wait"
+            time.sleep(DATA_LOOK_SECONDS)
+
+    def _agree(self) -> Agreed:
+        """What all ranks do next."""
+        minutes = self.config.checkpoint.interval_minutes
+        due = minutes is not None and time.monotonic() - self.last_save >= minutes * 60
+        return self.switches.agree(self.progress.iteration, self.steps_done > 0, due)
+
+    def _largest(self, values: list[int]) -> list[int]:
+        largest: list[int] = self.crew.meet("decision", values, _largest)
+        return largest
+
+    def _pass(self, seconds: float, phase: str) -> None:
+        """Let time pass in a phase, as the card scales it, with the heartbeat going on."""
+        until = time.monotonic() + seconds / self.pace.time_scale
+        while True:
+            self.heartbeat.beat(phase, self.progress.iteration)
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(1.0, left))
+
+    # ------------------------------------------------------------------ saving and leaving
+    def _save(self) -> str:
+        """Save this iteration; returns the fault, and keeps all older checkpoints, when that fails."""
+        step, folder = self.progress.iteration, self.config.paths.checkpoints
+        self.last_save = time.monotonic()
+        if step in {0, self.saved_step}:
+            return ""
+        self._say(f"saving checkpoint at iteration {step:7d} to {folder}")
+        began = time.perf_counter()
+        self.switches.enter("saving", step)
+        try:
+            partial = Path(self._on_first("saving", lambda: str(checkpoint.prepare(folder, step))))
+            self._pass(self.pace.save_seconds, "saving")
+            mine = self._try(
+                lambda: checkpoint.write_part(partial, self.seat.rank, self.chain, self.pace.bytes_per_rank)
+            )
+            self._all("saving", mine, lambda parts: self._publish(partial, parts))
+        except CheckpointError as fault:
+            newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
+            self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
+            return str(fault)
+        self.saved_step = step
+        self._say(f"  successfully saved checkpoint at iteration {step:7d} to {folder}")
+        self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
+        return ""
+
+    def _publish(self, partial: Path, parts: Sequence[Any]) -> None:
+        assert self.lease is not None
+        entries = [FileEntry(**part) for part in parts]
+        checkpoint.publish(
+            self.config, partial, self.progress, self.chain, entries, self.card_hash, self.attempt.job_id,
+            self.seat.world, self.lease.check,
+        )  # fmt: skip
+
+    def _end(self, decision: Decision) -> str:
+        """Save what is not saved, then leave the end marker."""
+        if decision.save and self.steps_done and self.progress.iteration != self.saved_step:
+            fault = self._save()
+            found = self._agree().decision if fault else None
+            if found is not None and found.reason == "superseded":
+                decision = found
+            elif fault:
+                lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
+                decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
+        self.switches.settle(self.saved_step, None)
+        self._say(decision.line)
+        self.heartbeat.beat("ending", self.progress.iteration)
+        self.crew.meet("end", None, len)
+        if self.seat.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
+            iteration, step = self._standing()
+            write_end_marker(
+                self.config.paths, self.attempt, decision.reason, decision.restart, iteration, step,
+                decision.line.strip(),
+            )  # fmt: skip
+        return decision.reason
+
+    def _standing(self) -> tuple[int, int | None]:
+        """Iteration and newest saved step; before anything was loaded, as `latest` says."""
+        if self.progress.iteration:
+            return self.progress.iteration, self.saved_step
+        step = newest_step(self.config.paths)
+        return step or 0, step
+
+    # ------------------------------------------------------------------ together
+    def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks; a fault there is a CheckpointError on all."""
+        return self._all(what, {"value": None}, lambda _: action())
+
+    def _all(self, what: str, mine: dict[str, Any], action: Callable[[Sequence[Any]], Any]) -> Any:
+        """As `_on_first`, with every rank's value for `action`; a rank that failed fails all."""
+
+        def reduce(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+            failed = next(((rank, value) for rank, value in enumerate(values) if "fault" in value), None)
+            if failed is not None:
+                return {"fault": f"rank {failed[0]}: {failed[1]['fault']}"}
+            return self._try(lambda: action([value["value"] for value in values]))
+
+        answer = self.crew.meet(what, mine, reduce)
+        if "fault" in answer:
+            raise CheckpointError(answer["fault"])
+        return answer["value"]
+
+    @staticmethod
+    def _try(action: Callable[[], Any]) -> dict[str, Any]:
+        try:
+            return {"value": action()}
+        except (OSError, ValueError) as error:  # CheckpointError and LeaseLost are of the second kind
+            return {"fault": " ".join(str(error).split())}
+
+    def _say(self, line: str) -> None:
+        if self.seat.rank == 0:
+            tell(line)
+
+
+def _loss(samples: int) -> float:
+    """A loss that falls as one of a language model does: the same wherever the training is resumed."""
+    return 2.0 + 9.5 / math.pow(1.0 + samples / 2000.0, 0.3)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _largest(values: Sequence[Sequence[int]]) -> list[int]:
+    return [max(column) for column in zip(*values, strict=True)]
