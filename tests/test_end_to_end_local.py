@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from tests.end_to_end import Playground
+from tr11ops.cluster.local import LocalScheduler
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +59,27 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     }
 
 
-def test_kill_stops_the_run_and_every_queued_task(playground):
+def test_kill_stops_the_run_and_holds_every_queued_task(playground):
     card = playground.card("tr11.toml", nodes=2, workers=2)
     directory = ["--set", "run.directory=killed"]
     playground.tr11("launch", "--array", "1-3", "--scheduler", "local", "--run", card, *directory)
     playground.wait(lambda: len(playground.steps("killed")) >= 7, "seven steps")
     playground.tr11("kill", "--run", card, *directory, "--yes", "--wait", "--reason", "a test")
-    playground.wait(lambda: len(playground.ends("killed")) == 3, "three attempts")
-    first, *later = playground.ends("killed")
+    playground.wait(lambda: len(playground.ends("killed")) == 1, "the first attempt")
+    [first] = playground.ends("killed")
     assert first.reason == "kill-switch"
     assert first.checkpoint_step == first.iteration >= 7
     assert playground.manifest(first.iteration, "killed") is not None
-    assert [end.reason for end in later] == ["kill-switch", "kill-switch"]
     assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}  # nobody else trained
+    scheduler = LocalScheduler(playground.folder / "scheduler")
+    [waiting] = [job for job in scheduler.jobs() if not job.state.is_final]
+    assert (waiting.pending_tasks, waiting.reason) == ((2, 3), "JobHeldUser")  # held, not burned one by one
+    scheduler.release(waiting.array_id)  # one that starts by mistake leaves, and the rest is held again
+    playground.wait(lambda: len(playground.ends("killed")) == 2, "the second attempt")
+    assert playground.ends("killed")[1].reason == "kill-switch"
+    assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}
+    scheduler.cancel(waiting.array_id)
+    playground.wait(lambda: all(job.state.is_final for job in scheduler.jobs()), "an empty queue")
     shown = playground.tr11("status", "--run", card, *directory).stdout
     assert "stopped" in shown.lower()
     refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *directory, expect=1)

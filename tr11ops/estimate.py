@@ -151,7 +151,7 @@ def estimate(
             model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
         ),
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
-        training_bytes=flops.training_bytes(count.total, card.precision),
+        training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
         duration=_duration(card, path, seconds_per_iteration, assumed_tflops, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(card)),
@@ -166,8 +166,17 @@ def _step_shape(card: RunCard, batch: int) -> StepShape:
 def _largest_worker(card: RunCard, stages: tuple[flops.Stage, ...] | None) -> int | None:
     if stages is None:
         return None
-    largest = max(stage.parameters_per_worker for stage in stages)
-    return flops.worker_state_bytes(largest, card.precision, card.data_parallel_degree)
+    table = card.tokenizer.padded_vocabulary_size * card.model.hidden_size // card.parallel.tensor
+    return max(
+        flops.worker_state_bytes(
+            stage.parameters_per_worker,
+            card.precision,
+            card.data_parallel_degree,
+            card.optimizer,
+            table if stage.embedding or stage.head else 0,
+        )
+        for stage in stages
+    )
 
 
 def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
@@ -209,8 +218,8 @@ def _duration(
         basis = f"{ASSUMED_TFLOPS:g} TFLOPs per GPU, assumed (A100, 176B)"
     else:
         return None
-    total = sum(segment.iterations * _scaled(card, segment, seconds) for segment in path.segments)
-    usable = _attempt_seconds(card)
+    total = sum(segment.iterations * scaled_seconds(card, segment, seconds) for segment in path.segments)
+    usable = attempt_seconds(card)
     attempts = max(1, math.ceil(total / usable))
     return Duration(
         basis=basis,
@@ -227,7 +236,7 @@ def _duration(
     )
 
 
-def _scaled(card: RunCard, segment: Segment, seconds: float) -> float:
+def scaled_seconds(card: RunCard, segment: Segment, seconds: float) -> float:
     """Seconds of a step of `segment`, when one of the full batch and length takes `seconds`.
 
     A 1F1B pipeline's slots are counted; a slot of shorter samples takes their share of the operations.
@@ -240,7 +249,7 @@ def _scaled(card: RunCard, segment: Segment, seconds: float) -> float:
     return seconds * slots * work
 
 
-def _attempt_seconds(card: RunCard) -> float:
+def attempt_seconds(card: RunCard) -> float:
     """Time of one attempt, at least a second: until its exit duration or its early signal, whichever comes first."""
     until_signal: float = card.time_limit_seconds - (card.slurm.signal_seconds_before_limit or 0)
     minutes = card.run.exit_duration_minutes

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tr11ops.exclusions import read_version
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, Exclusion, KillSwitch, Observed, Step, Unknown
 from trainer.contract import (
@@ -289,17 +290,7 @@ def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
 
 def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
     """The run's own list of excluded nodes; empty when there is no list."""
-
-    def read() -> tuple[Exclusion, ...]:
-        value = read_json(path)
-        if value is None:
-            return ()
-        return tuple(
-            Exclusion(str(entry["node"]), _text(entry, "why"), _text(entry, "owner"), _number(entry, "until"))
-            for entry in value["exclusions"]
-        )
-
-    return observed(read)
+    return observed(lambda: read_version(path).exclusions)
 
 
 def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:

@@ -13,7 +13,14 @@ from typing import Any
 
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
-from tr11ops.runcard_sections import AlertsSection, BackupSection, HubSection, ResilienceSection, SlurmSection
+from tr11ops.runcard_sections import (
+    AlertsSection,
+    BackupSection,
+    HubSection,
+    RehearsalSection,
+    ResilienceSection,
+    SlurmSection,
+)
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
 from trainer.config_rules import cross_problems
@@ -25,6 +32,7 @@ __all__ = [
     "BackupSection",
     "CardError",
     "HubSection",
+    "RehearsalSection",
     "ResilienceSection",
     "RunCard",
     "SlurmSection",
@@ -71,6 +79,7 @@ class RunCard(TrainerConfig):
     hub: HubSection = HubSection()
     backup: BackupSection = BackupSection()
     alerts: AlertsSection = AlertsSection()
+    rehearsal: RehearsalSection | None = None
 
     @property
     def world_size(self) -> int:

@@ -138,3 +138,17 @@ class ResilienceSection(Section):
     support_address: str | None = Field(
         default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="the site's support, for reports of bad nodes"
     )
+
+
+class RehearsalSection(Section):
+    """[rehearsal]: a stand-in takes the trainer's place, to try the operation on a twin. Times are the trainer's."""
+
+    time_scale: float = Field(default=1, gt=0, le=10**6, description="how many of these seconds pass in one second")
+    start_seconds: float = Field(default=300, ge=0, le=86_400, description="from the workers' start to the first load")
+    step_seconds: float = Field(default=105, gt=0, le=86_400, description="one step")
+    save_seconds: float = Field(default=40, ge=0, le=86_400, description="one save")
+    evaluation_seconds: float = Field(default=60, ge=0, le=86_400, description="one batch of an evaluation")
+    bytes_per_rank: int = Field(default=4096, ge=256, le=2**30, description="what each rank writes into a checkpoint")
+    collective_seconds: float = Field(
+        default=60, gt=0, le=86_400, description="how long ranks wait for one that hangs; not scaled"
+    )

@@ -46,7 +46,11 @@ def parse_comment(comment: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Submission:
-    """What is known of one submission. `job_id` is None when the scheduler never said whether it took it."""
+    """What is known of one submission. `job_id` is None when the scheduler never said whether it took it.
+
+    `chain` says how its next attempt is queued ("array", "afterany", "self", "" for none). With "self", `left` attempts
+    are still to be submitted, each by the one before it.
+    """
 
     tag: str
     job_id: str | None
@@ -62,6 +66,8 @@ class Submission:
     dependency: str | None = None
     excluded: tuple[str, ...] = ()
     note: str = ""
+    chain: str = ""
+    left: int = 0
     schema: int = SUBMISSION_SCHEMA
 
     @classmethod
@@ -231,14 +237,17 @@ class RunDirectory:
 
 
 def make_shared(folder: Path) -> None:
-    """Make a folder, and its missing parents, that the whole group may write to, whatever the umask is."""
+    """Make a folder, and its missing parents, that the whole group may write to, whatever the umask is.
+
+    Its setgid bit gives all that is made in it the folder's group, whoever makes it.
+    """
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
-        path.chmod(path.stat().st_mode | 0o070)
+        path.chmod(path.stat().st_mode | 0o2070)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,8 +1,8 @@
-"""Stopping a run through its kill switch: what that would stop, and waiting until it has."""
+"""Stopping a run through files in its directory: what that would stop, who has answered, and waiting until it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
@@ -13,6 +13,9 @@ from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
 from trainer.contract import EndMarker, Heartbeat
+from trainer.lease import Claim, read_lease
+
+MISSING_NAMED = 8  # ranks that are named; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,23 @@ class StopView:
     iteration: int | None
     checkpoint: int | None
     doubt: str  # why the jobs are not known; empty when they are
+    seconds_per_iteration: float | None = None
+    holder: Claim | None = None  # whose lease it is, as long as it was not let go
 
     @property
     def is_idle(self) -> bool:
         return not (self.running or self.queued or self.foreground or self.doubt)
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """Numbers of the attempts that train now, as far as anybody says so: the lease's holder first."""
+        names = [self.holder.job_id] if self.holder is not None else []
+        return tuple(dict.fromkeys([*names, *(job.raw_id for job in self.running)]))
+
+    @property
+    def lost_iterations(self) -> int | None:
+        """What an end without saving would lose; None when it cannot be told."""
+        return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
 
 
 def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str) -> StopView:
@@ -52,6 +68,46 @@ def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str
         iteration=steps[-1].record.iteration if steps else None,
         checkpoint=newest.step if newest else None,
         doubt=doubt,
+        seconds_per_iteration=steps[-1].record.seconds_per_iteration if steps else None,
+        holder=lease_holder(directory),
+    )
+
+
+def lease_holder(directory: RunDirectory) -> Claim | None:
+    """Who holds the run's lease; None when nobody does, or when it cannot be read: it only adds to what is known."""
+    claim = known(observed(lambda: read_lease(directory.paths)), None)
+    return claim if claim is not None and claim.held else None
+
+
+# ----------------------------------------------------------------------------- who has answered
+@dataclass(frozen=True)
+class Receipts:
+    """Which ranks of an attempt have honoured a request, and which have not yet: (rank, host)."""
+
+    given: tuple[tuple[int, str], ...] = ()
+    missing: tuple[tuple[int, str], ...] = ()
+
+    def __str__(self) -> str:
+        """In words; empty where there is nobody to answer."""
+        total = len(self.given) + len(self.missing)
+        if not total:
+            return ""
+        text = f"{len(self.given)} of {total} ranks have answered"
+        names = [f"rank {rank} on {host}" for rank, host in self.missing[:MISSING_NAMED]]
+        more = f" and {len(self.missing) - MISSING_NAMED} more" if len(self.missing) > MISSING_NAMED else ""
+        return f"{text}; missing: {', '.join(names)}{more}" if names else text
+
+
+def receipts(directory: RunDirectory, request: int, attempts: Iterable[str]) -> Receipts:
+    """What the heartbeats of some attempts say of a request. One made by hand (0) has no receipts."""
+    beats, _ = read_heartbeats(directory.paths)
+    if not request or isinstance(beats, Unknown):
+        return Receipts()
+    wanted = set(attempts)
+    ours = [beat for beat in beats if beat.job_id in wanted]
+    return Receipts(
+        tuple((beat.rank, beat.host) for beat in ours if beat.request == request),
+        tuple((beat.rank, beat.host) for beat in ours if beat.request != request),
     )
 
 
@@ -70,8 +126,11 @@ def wait_for_end(
     scheduler: Scheduler,
     pause: Callable[[], bool],
     progress: Callable[[str], None],
+    request: int = 0,
 ) -> tuple[Ending, ...]:
     """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever something changes.
+
+    `request`: number of the request whose receipts are shown; 0 for none.
 
     A scheduler that does not answer is asked again: its silence ends nothing.
     """
@@ -81,6 +140,8 @@ def wait_for_end(
         if all(ending.is_over for ending in endings):
             return endings
         text = _where(directory, [ending for ending in endings if not ending.is_over])
+        answered = str(receipts(directory, request, [job.raw_id for job in jobs]))
+        text = f"{text}; {answered}" if answered else text
         if text != said:
             progress(text)
             said = text

@@ -12,7 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.lifecycle import SignalFlag
+from trainer.lease import Lease
+from trainer.leaving import end_now
+from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
+from trainer.requests import watch_for_kill_now
 
 
 def main(arguments: list[str]) -> None:
@@ -26,17 +29,24 @@ def main(arguments: list[str]) -> None:
 
     from trainer.config import CardError, load_trainer_config
 
+    card = Path(arguments[0])
     try:
-        config = load_trainer_config(Path(arguments[0]))
+        config = load_trainer_config(card)
     except CardError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(2)
 
     if "RANK" not in os.environ:
         os.environ.update(_alone())
-    from trainer.loop import run
+    rank, paths = int(os.environ["RANK"]), config.paths
+    attempt = Attempt.from_environment(os.environ, paths)
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id)
+    watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
+    # A newcomer watches whoever holds the lease for some seconds: these.
+    lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None
+    from trainer.start import run
 
-    run(config, Path(arguments[0]), flag, start_time)
+    run(config, card, attempt, heartbeat, flag, start_time, lease)
 
 
 def _alone() -> dict[str, str]:

@@ -75,6 +75,25 @@ class RunPaths:
         return self.root / "state"
 
     @property
+    def requests(self) -> Path:
+        """What people ask of the running training, and the answers."""
+        return self.state / "requests"
+
+    @property
+    def checkpoint_request(self) -> Path:
+        """A file whose existence asks for a checkpoint at the next step."""
+        return self.requests / "checkpoint-now.json"
+
+    @property
+    def pause(self) -> Path:
+        """A file whose existence keeps every attempt but the one that it names from training."""
+        return self.requests / "pause.json"
+
+    def answer(self, request: int) -> Path:
+        """What became of a request for a checkpoint."""
+        return self.requests / f"answer-{request}.json"
+
+    @property
     def heartbeats(self) -> Path:
         return self.state / "heartbeat"
 
@@ -113,18 +132,32 @@ def write_atomically(path: Path, text: str) -> None:
 
     Raises OSError as the file system does (disk full, read-only, missing rights); the old file is then intact.
     """
+    temporary = write_beside(path, text)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_beside(path: Path, text: str) -> Path:
+    """Write what is to become `path` into a hidden file beside it, flushed and group-writable; returns that file.
+
+    Raises OSError as the file system does; nothing is then left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).chmod(0o664)
-        Path(temporary).replace(path)
+        temporary.chmod(0o664)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    return temporary
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -267,7 +300,10 @@ def format_validation(name: str, iteration: int, loss: float) -> str:
 # ----------------------------------------------------------------------------- heartbeat
 @dataclass(frozen=True)
 class Heartbeat:
-    """Where one rank is: written at every change of phase and every step, replaced atomically."""
+    """Where one rank is: written at every change of phase and every step, replaced atomically.
+
+    `request` is the number of the last request (see `trainer.requests`) that this rank has honoured; 0: none yet.
+    """
 
     rank: int
     host: str
@@ -276,6 +312,7 @@ class Heartbeat:
     iteration: int
     time: float
     job_id: str
+    request: int = 0
 
     @classmethod
     def read(cls, path: Path) -> Heartbeat | None:
@@ -321,14 +358,18 @@ END_REASONS = {
     "exit-interval": "the exit interval was reached",
     "signal": "the scheduler or a person sent a signal",
     "kill-switch": "the kill switch was found",
+    "pause": "the run is paused",
+    "superseded": "another trainer has taken the run's lease over",
     "refused": "bad input: nothing was trained, and another try would end the same way",
     "error": "the trainer failed",
 }
 
-# What the trainer's process returns. A refusal (bad input) must not be retried by the next array task.
+# What the trainer's process returns, and the batch script. After 2 and 3 no other task may start before a person has
+# looked: 2, the input is bad; 3 (of the batch script alone), the fault would come again, and what waits is held.
 EXIT_FINE = 0
 EXIT_ERROR = 1
 EXIT_REFUSED = 2
+EXIT_HELD = 3
 
 
 def _read_record(cls: Any, path: Path) -> Any:

@@ -1,8 +1,7 @@
 """When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
 
-No torch here. Rank 0 looks for signs (`look`), the loop broadcasts what it saw, and `decide` turns that into the same
-decision on every rank: so none can leave while another goes on. A signal that reached another rank gets to rank 0
-through the stop-request file: one iteration later, and at no cost in those without a signal.
+No torch here. Rank 0 looks for signs (`look`), all ranks hear what it saw (`trainer.switches`), and `decide` turns that
+into the same decision on every rank: so none can leave while another goes on.
 """
 
 from __future__ import annotations
@@ -67,11 +66,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why the training stops now, and the line that says so in the log."""
+    """Why the training stops now, and the line that says so in the log. `save`: whether to save first."""
 
     reason: str
     restart: bool
     line: str
+    save: bool = True
 
 
 class SignalFlag:
@@ -79,7 +79,6 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.complained = False
 
     def install(self) -> None:
         """Take over USR1, TERM and INT. Call it before slow imports: their default action ends the process."""
@@ -104,21 +103,6 @@ def look(limits: Limits, flag: SignalFlag, stop_request: Path, now: float) -> tu
     asked = flag.received or (signal.SIGUSR1 if os.path.lexists(stop_request) else 0)
     over = limits.exit_duration_minutes is not None and (now - limits.start_time) / 60 > limits.exit_duration_minutes
     return kill, int(asked), int(over)
-
-
-def pass_on(flag: SignalFlag, stop_request: Path) -> None:
-    """On ranks other than 0: turn a received signal into the stop request that rank 0 finds at its next look.
-
-    On a full disk it is tried again at every step, and said once: it must not end what it wants to save.
-    """
-    if flag.received is None:
-        return
-    try:
-        request_stop(stop_request, f"{signal.Signals(flag.received).name} to a worker")
-    except OSError as error:
-        if not flag.complained:
-            flag.complained = True
-            tell(f"tr11: a signal could not be passed on to rank 0: {error}", sys.stderr)
 
 
 def request_stop(path: Path, who: str) -> None:
@@ -175,21 +159,48 @@ class HeartbeatWriter:
         self._phase = ""
         self._written = 0.0
         self._complained = False
+        self._iteration = 0
+        self._request = 0
+        self._writing = threading.Lock()  # an end without saving is reported by another thread
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that was reported last."""
+        return self._iteration
 
     def beat(self, phase: str, iteration: int) -> None:
         """Report the phase. A file system that refuses it must not stop a training: it is said once on stderr."""
         now = self._clock()
+        self._iteration = iteration
         # A clock that was set back must not silence the heartbeat until it has caught up.
         if phase == self._phase and 0 <= now - self._written < HEARTBEAT_SECONDS:
             return
-        self._phase, self._written = phase, now
-        beat = Heartbeat(self._rank, self._host, os.getpid(), phase, iteration, now, self._job_id)
-        try:
-            write_heartbeat(self._path, beat)
-        except OSError as error:
-            if not self._complained:
-                self._complained = True
-                tell(f"heartbeat cannot be written: {error}")
+        self._phase = phase
+        self._write(now)
+
+    def acknowledge(self, request: int) -> None:
+        """Report at once that this rank honours a request: its receipt. Nothing for one without a number."""
+        if request and request != self._request:
+            self._request = request
+            self._write(self._clock())
+
+    def end_now(self, request: int) -> None:
+        """Report the end of this rank, from any thread."""
+        self._phase, self._request = "ended", request or self._request
+        self._write(self._clock())
+
+    def _write(self, now: float) -> None:
+        with self._writing:
+            self._written = now
+            beat = Heartbeat(
+                self._rank, self._host, os.getpid(), self._phase, self._iteration, now, self._job_id, self._request
+            )
+            try:
+                write_heartbeat(self._path, beat)
+            except OSError as error:
+                if not self._complained:
+                    self._complained = True
+                    tell(f"heartbeat cannot be written: {error}")
 
 
 def write_end_marker(
@@ -253,4 +264,4 @@ def exit_process(code: int, close: Callable[[], None], patience_seconds: float =
 
 def exit_code(reason: str) -> int:
     """The process exit status for an end reason."""
-    return {"error": EXIT_ERROR, "refused": EXIT_REFUSED}.get(reason, 0)
+    return {"error": EXIT_ERROR, "refused": EXIT_REFUSED, "superseded": EXIT_REFUSED}.get(reason, 0)

@@ -1,48 +1,39 @@
-"""The training loop: start, the step on one screen, and the one way out."""
+"""The training loop: the way to the first step, the step on one screen, and the one way out."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from trainer.account import Account
-from trainer.checkpoint.agreement import Crew, lost_a_rank
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.agreement import Crew
+from trainer.checkpoint.catalogue import CheckpointError, fence_off
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
-from trainer.contract import StepRecord, read_latest
+from trainer.contract import StepRecord
 from trainer.curriculum import sequence_length_at
-from trainer.data.errors import DataError
 from trainer.data.stream import EmptyStream, MicroBatchStream
 from trainer.debug.dump import DebugDumps
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine, StepResult, init_distributed
+from trainer.lease import Lease, refusal
+from trainer.leaving import newest_step
 from trainer.lifecycle import (
-    NO_SIGNS,
     Attempt,
     Decision,
     HeartbeatWriter,
     Limits,
     SignalFlag,
-    decide,
-    exit_code,
-    exit_process,
-    look,
-    pass_on,
     steady_clock,
     tell,
     write_end_marker,
-    write_failure,
 )
 from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
@@ -53,46 +44,9 @@ from trainer.samples import missing_test_share, open_samples
 from trainer.saving import Saver
 from trainer.schedule import batch_size_at, path_of
 from trainer.spikes import Flag, RollBack
+from trainer.switches import Agreed, Switches
 
-REFUSALS = (CardError, CheckpointError, DataError)
-
-
-def run(config: TrainerConfig, card: Path, flag: SignalFlag, start_time: float) -> NoReturn:
-    """Train until something says stop, leave an end marker, and end this process with its exit status.
-
-    `start_time`: of the monotonic clock, when this process began.
-    """
-    attempt = Attempt.from_environment(os.environ, config.paths)
-    rank = int(os.environ.get("RANK", "0"))
-    heartbeat = HeartbeatWriter(config.paths, rank, attempt.job_id)
-    trainer = Trainer(config, card, attempt, heartbeat, flag, start_time)
-    try:
-        reason = trainer.train()
-    except Exception as error:  # whatever it is, it is recorded before the process goes
-        reason = "refused" if _is_refusal(error, trainer.steps_done) else "error"
-        tell(f"tr11: refused: {error}" if reason == "refused" else traceback.format_exc().rstrip(), sys.stderr)
-        _leave_word(config, attempt, rank, error, reason, trainer.progress.iteration)
-    heartbeat.beat("ended", trainer.progress.iteration)
-    exit_process(exit_code(reason), trainer.close)
-
-
-def _is_refusal(error: Exception, steps_done: int) -> bool:
-    """Bad input, which the next try would meet again: not a rank that was lost on the way, nor what came after steps.
-
-    The difference matters: after a refusal no later array task trains.
-    """
-    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
-
-
-def _leave_word(
-    config: TrainerConfig, attempt: Attempt, rank: int, error: BaseException, reason: str, iteration: int
-) -> None:
-    try:
-        write_failure(config.paths, attempt, rank, error, iteration)
-        if reason == "refused":
-            write_end_marker(config.paths, attempt, reason, False, iteration, None, str(error))
-    except OSError as problem:
-        tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
+DATA_LOOK_SECONDS = 1.0  # how long a rank waits for its data before all ranks look for a reason to stop
 
 
 @dataclass
@@ -105,6 +59,7 @@ class Trainer:
     heartbeat: HeartbeatWriter
     flag: SignalFlag
     start_time: float
+    lease: Lease | None = None
 
     def __post_init__(self) -> None:
         self.progress = Progress()
@@ -122,26 +77,60 @@ class Trainer:
         """The whole attempt; returns the end reason."""
         config = self.config
         self.heartbeat.beat("starting", 0)
-        device = (
+        self.device = (
             torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             if torch.cuda.is_available()
             else torch.device("cpu")
         )
-        init_distributed(device)
+        init_distributed(self.device)
         self._closers.append(_leave_group)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.limits = Limits(
             config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
         )
-        card_hash = read_card_hash(self.card)
+        self.card_hash = read_card_hash(self.card)
         problems = cross_problems(config, self.world_size)
         if problems:
             raise CardError(str(self.card), problems)
         self.total = path_of(config).total_iterations
-        decision = self._decision()
-        if decision is not None:
-            return self._end(decision)
-        self.mesh = Mesh.create(config.parallel, device)
+        self._open_switches()
+        for prepare in (self._build, self._take_lease, self._open_data, self._load):
+            decision = self._agree().decision or prepare()  # a stop is honoured between any two of them
+            if decision is not None:
+                return self._end(decision)
+        return self._end(self._loop())
+
+    def _open_switches(self) -> None:
+        config, attempt = self.config, self.attempt
+        if self.rank == 0:
+            self.lease = self.lease or Lease.begin(config.paths, attempt.job_id, attempt.launch)
+            self._closers.append(self.lease.release)
+        self.fence = self.lease.check if self.lease is not None else None
+        self.switches = Switches(
+            config.paths, self.limits, attempt, self.flag, self.heartbeat, self.lease, _largest, self.rank == 0,
+            self.clock,
+        )  # fmt: skip
+        self.switches.enter("starting", 0)
+
+    def _take_lease(self) -> Decision | None:
+        """Make sure that no other trainer works on this run, and that one that is frozen publishes no more. Collective.
+
+        A decision when a living trainer keeps this one out.
+        """
+
+        def take() -> str:
+            assert self.lease is not None
+            holder = self.lease.take()
+            if holder is None:
+                fence_off(self.config.paths.checkpoints)
+            return refusal(holder, self.config.paths) if holder is not None else ""
+
+        fault = Crew(self.mesh.cpu_group).on_first("the run's lease", take)
+        return Decision("refused", False, f"tr11: refused: {fault}") if fault else None
+
+    def _build(self) -> None:
+        config = self.config
+        self.mesh = Mesh.create(config.parallel, self.device)
         self._say(
             f"using world size: {self.world_size}, data-parallel-size: {self.mesh.data}, "
             f"tensor-model-parallel size: {config.parallel.tensor}, "
@@ -150,9 +139,14 @@ class Trainer:
         self._say(f"setting training iterations to {self.total}")
         self.engine = Engine.build(config, self.mesh)
         self._closers.append(self.engine.close)
-        self.samples = open_samples(config, self.mesh, self.engine.needs_data, test=self._tests_at_end())
+
+    def _open_data(self) -> None:
+        self.samples = open_samples(self.config, self.mesh, self.engine.needs_data, test=self._tests_at_end())
         self._closers.append(self.samples.close)
-        dumps = config.paths.attempt(self.attempt.job_id) / "debug" / f"launch-{self.attempt.launch}"
+
+    def _load(self) -> None:
+        config, job_id = self.config, self.attempt.job_id
+        dumps = config.paths.attempt(job_id) / "debug" / f"launch-{self.attempt.launch}"
         self.dumps = DebugDumps(config.debug, self.mesh, dumps)
         self.heartbeat.beat("loading", 0)
         self.spikes = SpikeWatch(config, self.mesh.cpu_group)
@@ -163,12 +157,19 @@ class Trainer:
         if resumed.was_loaded:
             self.dumps.on_load(self.progress.iteration, self.engine.named_parameters(), self._facts())
         self.saver = Saver(
-            config, self.mesh, self.engine, self._say, resumed.own_step, card_hash, self.attempt.job_id, self.clock()
+            config,
+            self.mesh,
+            self.engine,
+            self._say,
+            resumed.own_step,
+            self.card_hash,
+            job_id,
+            self.clock(),
+            self.fence,
         )
         self._closers.append(self.saver.close)
         self._open_metrics()
         self._say("training ...")
-        return self._end(self._loop())
 
     def _open_metrics(self) -> None:
         config = self.config
@@ -205,16 +206,17 @@ class Trainer:
         self.stream = self._train_stream() if self.progress.iteration < self.total else None
         interval = Interval()
         while self.progress.iteration < self.total:
-            decision = self._decision()
-            if decision is not None:
-                return decision
-            if self._save_is_due and self.steps_done:
+            agreed = self._ready("training", self.stream, self._next_batch())
+            if agreed.decision is not None:
+                return agreed.decision
+            if agreed.save and self.steps_done:
                 self._save()
             self.heartbeat.beat("training", self.progress.iteration)
             if self._pass_over():
                 continue
             result = self._step(interval)
             saver.poll()
+            self.switches.settle(saver.saved_step, saver.in_flight)
             iteration = self.progress.iteration
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
@@ -256,21 +258,29 @@ class Trainer:
         interval.time("optimizer", result.update_seconds)
         return result
 
-    def _decision(self) -> Decision | None:
-        """One small broadcast: rank 0 decides, and all act on what it saw. Also tells all whether a save is due."""
-        now, signs = self.clock(), (*NO_SIGNS, 0)
-        if self.rank == 0:
-            signs = (
-                *look(self.limits, self.flag, self.attempt.stop_request, now),
-                int(self.saver is not None and self.saver.minutes_are_over(now)),
-            )
-        else:
-            pass_on(self.flag, self.attempt.stop_request)
-        seen = _on_device(torch.tensor(signs, dtype=torch.int32))
-        dist.broadcast(seen, 0)
-        *stops, due = seen.tolist()
-        self._save_is_due = bool(due)
-        return decide(stops, self.limits, self.progress.iteration, self.steps_done > 0, now)
+    def _agree(self, waits: bool = False) -> Agreed:
+        """What all ranks do next. Collective."""
+        due = self.saver is not None and self.saver.minutes_are_over(self.clock())
+        return self.switches.agree(self.progress.iteration, self.steps_done > 0, due, waits)
+
+    def _ready(self, phase: str, stream: MicroBatchStream | None, samples: int) -> Agreed:
+        """Wait until every rank has the data of its next `samples` (of all replicas), or something says stop.
+
+        A step that began without its data could hang in the middle, where no rank hears of a stop. Collective.
+        """
+        count = samples // (self.config.batch.micro_batch_size * self.mesh.data)
+        while True:
+            self.switches.enter(phase, self.progress.iteration)
+            agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
+            if agreed.decision is not None or not agreed.waits:
+                return agreed
+            phase = "data-wait"
+
+    def _next_batch(self) -> int:
+        """Samples of the next step; none where it is passed over."""
+        if self.skips.advance(self.progress.position, self.config) is not None:
+            return 0
+        return batch_size_at(self.progress.consumed_samples, self.config.batch)
 
     def _train_stream(self) -> MicroBatchStream:
         """The training's samples from where it stands; nothing is read when all that is left is passed over."""
@@ -304,7 +314,7 @@ class Trainer:
             return
         self._saver.wait()
         self.heartbeat.beat("loading", self.progress.iteration)
-        self.spikes.roll_back(action)
+        self.spikes.roll_back(action, self.fence)
         resumed = load_step(self.config, self.mesh, self.engine, action.to_step, self._say)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
         self._saver.went_back_to(action.to_step)
@@ -331,8 +341,7 @@ class Trainer:
             stream, losses = open_stream(group), []
             try:
                 for _ in range(count):
-                    self.heartbeat.beat("evaluating", progress.iteration)
-                    decision = self._decision()
+                    decision = self._ready("evaluating", stream, batch.global_batch_size).decision
                     if decision is not None and decision.reason != "exit-interval":
                         return decision
                     losses.append(self.engine.evaluate(stream, micro_batches))
@@ -387,44 +396,44 @@ class Trainer:
 
     def _save(self) -> float:
         """Save this iteration, or begin to; returns the seconds that the training stood still. Collective."""
-        self.heartbeat.beat("saving", self.progress.iteration)
+        self.switches.enter("saving", self.progress.iteration)
         self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
         return self._saver.save(self.progress, self.learning_rate, self.clock())
 
     def _end(self, decision: Decision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
-        if self.saver is not None and self.steps_done:
+        if self.saver is not None and self.steps_done and decision.save:
             fault = self.saver.wait()
             if self.progress.iteration != self.saver.saved_step:
                 self._save()
                 fault = self.saver.wait()
             if fault is not None and self.progress.iteration != self.saver.saved_step:
-                lost = f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
-                decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
+                decision = self._after_failed_save(fault, decision)
+            self.switches.settle(self.saver.saved_step, None)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier()
-        if self.rank == 0:
+        if self.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
-            write_end_marker(
-                self.config.paths,
-                self.attempt,
-                decision.reason,
-                decision.restart,
-                iteration,
-                step,
-                decision.line.strip(),
-            )
+            word = (decision.reason, decision.restart, iteration, step, decision.line.strip())
+            write_end_marker(self.config.paths, self.attempt, *word)
+        if self.lease is not None:
+            self.lease.release()
         return decision.reason
+
+    def _after_failed_save(self, fault: CheckpointError, decision: Decision) -> Decision:
+        """The end of a training whose last save failed: because another trainer took over, or for any other reason."""
+        found = self._agree().decision
+        if found is not None and found.reason == "superseded":
+            return found
+        lost = f"the last save failed, all steps after {self._saver.saved_step or 0} are lost: {fault}"
+        return Decision("error", True, f"{lost} (leaving: {decision.reason})")
 
     def _standing(self) -> tuple[int, int | None]:
         """Iteration and newest saved step; before anything was loaded, as `latest` says."""
         if self.progress.iteration and self.saver is not None:
             return self.progress.iteration, self.saver.saved_step
-        try:
-            step = read_latest(self.config.paths.checkpoints)
-        except (OSError, ValueError):
-            step = None
+        step = newest_step(self.config.paths)
         return step or 0, step
 
     def _say(self, line: str) -> None:
@@ -435,6 +444,13 @@ class Trainer:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _largest(values: list[int]) -> list[int]:
+    """For each place the largest value of all ranks. Collective."""
+    seen = _on_device(torch.tensor(values, dtype=torch.int32))
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    return [int(value) for value in seen.tolist()]
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.publishing import Fence
 from trainer.config import TrainerConfig
 from trainer.contract import (
     LATEST_FILE,
@@ -57,12 +58,17 @@ class SpikeWatch:
             lambda: decide_recovery(spike, used, self.record.usable(complete_steps(folder)), settings),
         )
 
-    def roll_back(self, action: RollBack) -> None:
-        """Remember the roll-back, then take the checkpoints that it discards out of every restart's way. Collective."""
+    def roll_back(self, action: RollBack, fence: Fence | None = None) -> None:
+        """Remember the roll-back, then take the checkpoints that it discards out of every restart's way. Collective.
+
+        `fence` is asked first, on rank 0: what another trainer reads by now must not be renamed.
+        """
         paths = self._config.paths
         record = self.record.with_roll_back(action, now())
 
         def change() -> None:
+            if fence is not None:
+                fence()
             write_recovery(paths, record)
             set_aside(paths.checkpoints, record)
 

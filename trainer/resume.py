@@ -107,7 +107,7 @@ def _read(
     for remark in loaded.remarks:
         say(remark)
     if weights_only:
-        engine.masters_from_weights()
+        engine.masters_from_weights(state)
         optimizer_step = 0
     engine.finish_load(replace(state, optimizer_step=optimizer_step))
     return loaded.cursor, loaded.rng

@@ -11,6 +11,7 @@ from trainer.checkpoint.agreement import lost_a_rank
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_collective import save_deepspeed
 from trainer.checkpoint.deepspeed_content import OptimizerSettings
+from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.store import Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config import TrainerConfig
@@ -24,7 +25,8 @@ from trainer.resume import checkpoint_info, optimizer_facts
 class Saver:
     """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
 
-    `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not.
+    `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
+    asked before anything is published, see `trainer.checkpoint.publishing.publish`.
     """
 
     def __init__(
@@ -37,14 +39,21 @@ class Saver:
         card_hash: str,
         job_id: str,
         now: float,
+        fence: Fence | None = None,
     ):
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
         self._info = checkpoint_info(config, mesh, card_hash, job_id)
-        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group)
+        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence)
+        self._fence = fence
         self._failed: list[int] = []
         self._fault: CheckpointError | None = None
         self._last_save = now
+
+    @property
+    def in_flight(self) -> int | None:
+        """The step that is being saved in the background."""
+        return self._writer.in_flight
 
     def minutes_are_over(self, now: float) -> bool:
         """Whether `checkpoint.interval_minutes` have passed since the last save began (or since the start)."""
@@ -113,6 +122,7 @@ class Saver:
                 self._mesh,
                 settings=self._settings(progress, plan),
                 group=self._mesh.cpu_group,
+                fence=self._fence,
             )
         except CheckpointError as fault:
             if lost_a_rank(fault):

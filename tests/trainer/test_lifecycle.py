@@ -21,7 +21,7 @@ from trainer.lifecycle import (
     decide,
     exit_code,
     look,
-    pass_on,
+    request_stop,
     write_end_marker,
     write_failure,
 )
@@ -55,15 +55,11 @@ def test_a_signal_to_rank_zero_is_named(tmp_path):
     assert "signal SIGTERM at iteration 7" in decision.line
 
 
-def test_a_signal_to_any_other_rank_reaches_rank_zero_as_a_file(tmp_path):
+def test_a_stop_request_counts_as_a_signal_and_is_kept_as_it_was_made(tmp_path):
     request = tmp_path / "stop-request.json"
-    pass_on(SignalFlag(), request)
-    assert not request.exists()
-    flag = SignalFlag()
-    flag._handle(signal.SIGTERM, None)
-    pass_on(flag, request)
-    pass_on(flag, request)
-    assert json.loads(request.read_text())["by"] == "SIGTERM to a worker"
+    request_stop(request, "USR1 to the batch script")
+    request_stop(request, "another")
+    assert json.loads(request.read_text())["by"] == "USR1 to the batch script"
     assert decide(seen(tmp_path, limits(tmp_path)), limits(tmp_path), 7, True, 1000.0).reason == "signal"
 
 
@@ -89,7 +85,7 @@ def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)]
+    ("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("superseded", 2), ("error", 1)]
 )
 def test_exit_codes(reason, code):
     assert exit_code(reason) == code
@@ -181,16 +177,17 @@ def test_a_clock_that_was_set_back_does_not_silence_the_heartbeat(tmp_path):
     assert Heartbeat.read(paths.heartbeat(0)).iteration == 2
 
 
-def test_a_signal_that_cannot_be_passed_on_does_not_end_the_rank(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    flag = SignalFlag()
-    flag._handle(signal.SIGTERM, None)
-    pass_on(flag, tmp_path / "file" / "stop-request.json")
-    pass_on(flag, tmp_path / "file" / "stop-request.json")
-    assert capsys.readouterr().err.count("could not be passed on") == 1
-    (tmp_path / "file").unlink()
-    pass_on(flag, tmp_path / "file" / "stop-request.json")
-    assert (tmp_path / "file" / "stop-request.json").exists()
+def test_a_receipt_is_written_at_once_and_kept(tmp_path):
+    paths = RunPaths(tmp_path, "run", "main")
+    writer = HeartbeatWriter(paths, 3, "7", clock=lambda: 50.0)
+    writer.beat("training", 4)
+    writer.acknowledge(0)  # made by hand: there is nothing to acknowledge
+    assert Heartbeat.read(paths.heartbeat(3)).request == 0
+    writer.acknowledge(77)
+    beat = Heartbeat.read(paths.heartbeat(3))
+    assert (beat.request, beat.phase, beat.iteration) == (77, "training", 4)
+    writer.beat("saving", 4)
+    assert Heartbeat.read(paths.heartbeat(3)).request == 77
 
 
 def test_a_full_disk_under_the_log_ends_nothing():

@@ -21,7 +21,8 @@ from trainer.contract import EndMarker
 from trainer.data.errors import DataError
 from trainer.data.indexed_write import IndexedWriter
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
-from trainer.loop import Trainer, _is_refusal
+from trainer.loop import Trainer
+from trainer.start import is_refusal
 
 
 def card(folder: Path, **run: Any) -> TrainerConfig:
@@ -105,7 +106,7 @@ def lose_a_rank() -> CheckpointError:
     ],
 )
 def test_only_bad_input_is_a_refusal(error: Exception, steps: int, refused: bool) -> None:
-    assert _is_refusal(error, steps) is refused
+    assert is_refusal(error, steps) is refused
 
 
 def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

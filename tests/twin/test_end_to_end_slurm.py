@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.end_to_end import Playground
+from tr11ops.cluster.slurm import SlurmScheduler
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def playground(tmp_path, twin):
 
 
 @pytest.mark.timeout(900)
-def test_array_time_limit_resume_and_kill_switch(playground):
+def test_array_time_limit_resume_and_kill_switch(playground, twin):
     card = playground.card("tr11.toml", nodes=4, workers=2, dtype="bf16")
     limit = ["--set", "slurm.time_limit=00:02:00", "--set", "slurm.signal_seconds_before_limit=30"]
     playground.tr11("launch", "--array", "1-3", "--scheduler", "slurm", "--run", card, *limit)
@@ -36,7 +37,12 @@ def test_array_time_limit_resume_and_kill_switch(playground):
     assert '"healthy"' in status or '"starting"' in status
     playground.tr11("kill", "--run", card, "--yes", "--wait", "--reason", "a test")
 
-    # Task 3 finds the switch and does not train.
+    # Task 3 is held; one that is let go by mistake finds the switch and does not train.
+    slurm = SlurmScheduler(twin.environment)
+    [waiting] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
+    assert waiting.pending_tasks == (3,) and waiting.reason.startswith("JobHeld")
+    assert len(playground.ends()) == 2
+    slurm.release(waiting.array_id)
     playground.wait(lambda: len(playground.ends()) == 3, "all attempts")
     _, second, third = playground.ends()
     assert second.reason == third.reason == "kill-switch"

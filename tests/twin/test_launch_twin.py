@@ -1,23 +1,29 @@
-"""`tr11 launch` on a real Slurm: its reader of `#SBATCH` lines, its refusals, its array, its dependency."""
+"""`tr11 launch`, `init` and `doctor` on a real Slurm: its `#SBATCH` lines, refusals, arrays, and a frozen controller."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.cli.launch import prepare
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.launch.render import render_script
+from tr11ops.launch.session import carry_out, check_launch
+from tr11ops.launch.submit import SubmissionUnknown
 from tr11ops.twin.twin import Twin
 
 SLURM = "\n[slurm.environment]\nNOTE = \"a 'quoted' word\"\n"
@@ -105,3 +111,72 @@ def test_slurm_reads_the_same_options_from_the_script(place: Path, slurm: SlurmS
         time.sleep(0.1)
     assert job.exit_code == 0 and job.comment == request.comment
     assert f"IN {folder}\n" in (folder / f"by-hand-{number}.out").read_text()
+
+
+# ----------------------------------------------------------------------------- a controller that is frozen
+@contextmanager
+def thawed_in_the_end(twin: Twin) -> Iterator[None]:
+    """The controller goes on after this, and takes up what lies before its door."""
+    try:
+        yield
+    finally:
+        os.kill(twin.process("slurmctld").pid, signal.SIGCONT)
+
+
+class SentToFrozen(SlurmScheduler):
+    """Its client is killed while it waits for the answer of a controller that freezes at that very moment."""
+
+    def __init__(self, twin: Twin) -> None:
+        super().__init__(twin.environment, timeout_seconds=3.0)
+        self._twin = twin
+
+    def submit(self, request: BatchRequest) -> str:
+        os.kill(self._twin.process("slurmctld").pid, signal.SIGSTOP)
+        return super().submit(request)
+
+
+def test_a_controller_frozen_while_it_is_sent_to_never_gives_two_jobs(
+    place: Path, twin: Twin, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured without the look-up: three tries, three jobs."""
+    nodes = tuple(name for partition in slurm.partitions() if partition.is_default for name in partition.node_names)
+    slurm.submit(BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(place / "b.out"), place,
+                              gpus_per_node=8))  # fmt: skip
+    words = ["slurm.gpus_per_node=8", "slurm.workers_per_node=1"]
+    monkeypatch.setattr("tr11ops.launch.submit.LOOKUPS", 2)
+    monkeypatch.setattr("tr11ops.launch.submit.LOOKUP_PAUSE_SECONDS", 0.5)
+    job = replace(prepare("small.toml", words, "slurm", array="1-3"), scheduler=SentToFrozen(twin))
+    with thawed_in_the_end(twin):
+        with pytest.raises(SubmissionUnknown, match="the job may exist"):
+            carry_out(job, check_launch(job), "")
+        for _ in range(2):  # a person who tries again while nothing answers
+            silent = check_launch(job)
+            assert silent.exit_code == 3 and silent.plan is None
+    deadline = time.monotonic() + 120
+    while not (found := living(slurm, "small")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for _ in range(2):  # and again, once it does
+        code, _, err = launch(capsys, "--array", "1-3", *(word for value in words for word in ("--set", value)))
+        assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in err
+    assert [entry.raw_id for entry in slurm.jobs() if entry.name == "small"] == [found[0].raw_id]
+    assert [entry.job_id for entry in job.directory.read_submissions()] == [None]
+    behind = launch(capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value)))
+    assert behind[0] == 0, behind
+    first, _ = job.directory.read_submissions()  # the next launch has settled what the first left in doubt
+    assert (first.job_id, first.note) == (found[0].raw_id, "")
+
+
+def test_a_card_of_init_passes_the_doctor(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = [f"data.prefixes=['{place}/data/corpus']", f"tokenizer.path={place}/data/tokenizer",
+             "model.sequence_length=16"]  # fmt: skip
+    assert (
+        execute(["init", "--yes", "--scheduler", "slurm", *(word for item in known for word in ("--set", item))]) == 0
+    )
+    text = (place / "tr11.toml").read_text()
+    assert 'partition = "gpu_p5"' in text and "gpus_per_node = 8" in text and "6 of 6 nodes with 8 GPUs" in text
+    capsys.readouterr()
+    assert execute(["doctor", "--scheduler", "slurm", "--array", "1-10", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["chain"]["text"].startswith("10 attempts: a job array") and checks["clocks"]["level"] == "ok"
+    assert checks["slurm commands"]["level"] == "ok" and "would take it" in checks["scheduler"]["text"]

@@ -1,6 +1,7 @@
-"""The batch controller: what the batch script runs. Starts the workers on the allocation and judges how they ended.
+"""What the batch script runs: reads the card and the allocation, and hands them to the controller.
 
-Everything about the attempt is kept in `state/attempts/JOBID/`; the workers' lines go to `main_log.txt`.
+Everything about the attempt is kept in `state/attempts/JOBID/`; the workers' lines go to `main_log.txt`. Exit status:
+0 fine, 1 it failed and the next task may go on, 2 refused and 3 held: nothing may start before a person has looked.
 """
 
 from __future__ import annotations
@@ -11,61 +12,51 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
-from tr11ops.agent.step import Launch, LineTee, StopFlag, run_launch
-from tr11ops.agent.verdict import AttemptVerdict, conclude, first_failure
-from tr11ops.cluster.hostlist import compress
+from tr11ops.agent.allocation import Allocation, read_allocation
+from tr11ops.agent.controller import STATES_SECONDS, Controller, Place
+from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.runcard import RunCard, card_from_resolved
 from trainer.config import CardError, Problem
-from trainer.contract import EXIT_FINE, EXIT_REFUSED, EndMarker, RunPaths, host_name, read_latest, write_json
+from trainer.contract import EXIT_ERROR, EXIT_REFUSED, host_name, write_json
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
 
 
 def run_attempt(card: Path, submission: str, foreground_nodes: int | None, environment: Mapping[str, str]) -> int:
-    """Run one attempt to its end; returns the batch script's exit status (0 fine, 1 failed, 2 refused)."""
+    """Run one attempt to its end; returns the batch script's exit status."""
     stop = StopFlag()
     stop.install(STOP_SIGNALS)
     config = read_resolved(card)
     allocation = read_allocation(environment, foreground_nodes)
-    paths = config.paths
-    attempt = paths.attempt(allocation.job_id)
-    tee = LineTee(paths.main_log)
-    for stale in (paths.end_marker(allocation.job_id), paths.stop_request(allocation.job_id)):
+    attempt = config.paths.attempt(allocation.job_id)
+    tee = LineTee(config.paths.main_log)
+    for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     write_json(attempt / "attempt.json", _attempt_record(allocation, card, submission))
     (attempt / "card.json").write_bytes(card.read_bytes())
-    if os.path.lexists(config.kill_switch):
-        return _refuse_to_start(config, paths, allocation, tee)
-    launch = Launch(
-        number=1,
-        attempt=attempt,
-        card=attempt / "card.json",
-        job_id=allocation.job_id,
-        nodes=allocation.nodes,
-        workers_per_node=config.slurm.workers,
-        master_address=master_address(allocation),
-        master_port=config.slurm.master_port or free_port(),
-    )
-    nodes = f"{len(launch.nodes)} nodes: {compress(launch.nodes)}"
-    tee.line(f"tr11: attempt {allocation.job_id} launch {launch.number} on {nodes}")
-    srun_lines: deque[str] = deque(maxlen=50)
+    return Controller(_with_scheduler(Place(config, allocation, environment, submission)), stop, tee).run()
 
-    def keep(line: bytes) -> None:
-        if line.startswith((b"srun: error:", b"slurmstepd: error:")):
-            srun_lines.append(line.decode("utf-8", "replace").strip())
 
-    status = run_launch(launch, allocation, {**environment, "TR11_JOB_ID": allocation.job_id}, tee, stop, keep)
-    marker = _end_marker(paths, allocation)
-    return _finish(attempt, conclude(marker, status, first_failure(attempt), tuple(srun_lines)), tee)
+def _with_scheduler(place: Place) -> Place:
+    """The scheduler that gave the allocation: to change what waits, and for the quick question between launches."""
+    if place.allocation.kind == "slurm":
+        from tr11ops.cluster.slurm import SlurmScheduler
+
+        slurm, quick = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS), SlurmScheduler(timeout_seconds=STATES_SECONDS)
+        lives_on = place.config.slurm.spare_nodes > 0
+        return replace(place, scheduler=slurm, states=quick, ordering=slurm if lives_on else None)
+    if place.allocation.kind == "local":
+        from tr11ops.cluster.local import LocalScheduler
+
+        return replace(place, scheduler=LocalScheduler())
+    return place
 
 
 def read_resolved(path: Path) -> RunCard:
@@ -77,43 +68,6 @@ def read_resolved(path: Path) -> RunCard:
     if not isinstance(value, dict):
         raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "launch again")])
     return card_from_resolved(value, str(path))
-
-
-def _refuse_to_start(config: RunCard, paths: RunPaths, allocation: Allocation, tee: LineTee) -> int:
-    """The kill switch is set: leave without starting a worker, as each later array task must."""
-    stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-    line = f"[Detected kill switch at {config.kill_switch}. Exiting] datetime: {stamp} "
-    tee.line(line)
-    try:
-        step = read_latest(paths.checkpoints)
-    except ValueError:
-        step = None
-    marker = EndMarker(
-        reason="kill-switch", iteration=step or 0, checkpoint_step=step, restart=False, message=line.strip(),
-        time=time.time(), host=host_name(), job_id=allocation.job_id, launch=0,
-    )  # fmt: skip
-    write_json(paths.end_marker(allocation.job_id), asdict(marker))
-    return _finish(paths.attempt(allocation.job_id), conclude(marker, 0, None, ()), tee)
-
-
-def _finish(attempt: Path, verdict: AttemptVerdict, tee: LineTee) -> int:
-    try:
-        write_json(attempt / "verdict.json", {**asdict(verdict), "time": time.time()})
-    except OSError as error:
-        tee.line(f"tr11: the verdict could not be recorded: {error}")
-    saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
-    where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
-    detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
-    tee.line(f"tr11: attempt {attempt.name} ended: {verdict.reason}{where}{detail}")
-    return verdict.exit_status
-
-
-def _end_marker(paths: RunPaths, allocation: Allocation) -> EndMarker | None:
-    try:
-        return EndMarker.read(paths.end_marker(allocation.job_id))
-    except (OSError, ValueError) as error:
-        print(f"tr11: the end marker cannot be read: {error}", file=sys.stderr, flush=True)
-        return None
 
 
 def _attempt_record(allocation: Allocation, card: Path, submission: str) -> dict[str, Any]:
@@ -146,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_REFUSED
     except (OSError, RuntimeError) as error:
         print(f"tr11: the attempt could not be run: {error}", file=sys.stderr, flush=True)
-        return 1
+        return EXIT_ERROR
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The node agent: one per node, started by the batch controller. Runs torchrun and leaves nothing behind.
 
-It passes the workers' output on line by line, keeps a file per rank, hands a stop request down, and ends the whole
-process tree when torchrun ends, or when torchrun stays although the trainer has said that it is done.
+It checks the node's health before it starts anything. Then it passes the workers' output on line by line, keeps a file
+per rank, hands a stop request down, watches the memory, and ends the whole process tree when torchrun ends, or when
+torchrun stays although a worker has failed or the trainer has said that it is done.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
+from tr11ops.agent.health.base import EXIT_BAD_NODE, CheckResult, Outcome, Wanted, worst
+from tr11ops.agent.health.registry import chosen, run_checks
+from tr11ops.agent.health.system import ThisNode
+from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
 from tr11ops.agent.processes import (
     CONTROLLER_VARIABLE,
     adopt_orphans,
@@ -29,18 +35,25 @@ from tr11ops.agent.processes import (
     signal_children,
 )
 from tr11ops.agent.verdict import Death, trainer_is_done
-from trainer.contract import STOP_REQUEST_FILE, host_name, write_json
+from tr11ops.agent.watch import MemoryWatch, WorkerWatch
+from tr11ops.twin.rehearsal import is_rehearsal
+from trainer.contract import EXIT_ERROR, STOP_REQUEST_FILE, host_name
 from trainer.lifecycle import STOP_SIGNALS, request_stop
 
-QUIT_SECONDS = 60.0  # a trainer that wrote its end marker must be gone within this time
+QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
 CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
+_TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's last words
+_FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")  # its first words after a worker has failed
 
 
 @dataclass(frozen=True)
 class NodeTask:
-    """What this node has to run. `attempt` is the folder `state/attempts/JOBID`."""
+    """What this node has to run. `attempt` is the folder `state/attempts/JOBID`.
+
+    `controller_time` is when the batch controller started the launch, by its clock, in seconds since the epoch.
+    """
 
     attempt: Path
     card: Path
@@ -51,14 +64,22 @@ class NodeTask:
     workers: int
     master_address: str
     master_port: int
+    controller_time: float | None = None
 
     @property
     def command(self) -> list[str]:
-        """torchrun with a static rendezvous: the node list is known, so nothing has to be negotiated."""
-        return [
-            sys.executable, "-u", "-m", "trainer.launcher",
+        """torchrun with a static rendezvous: the node list is known, so nothing has to be negotiated.
+
+        A rehearsal has its own launcher, which takes the same places.
+        """
+        places = [
             f"--nnodes={self.node_count}", f"--node-rank={self.node_rank}", f"--nproc-per-node={self.workers}",
             f"--master-addr={self.master_address}", f"--master-port={self.master_port}",
+        ]  # fmt: skip
+        if is_rehearsal(self.card):
+            return [sys.executable, "-u", "-m", "tr11ops.twin.stand_in", *places, str(self.card)]
+        return [
+            sys.executable, "-u", "-m", "trainer.launcher", *places,
             "--max-restarts=0", "--tee=3", f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
             "-m", "trainer", str(self.card),
         ]  # fmt: skip
@@ -74,42 +95,83 @@ class NodeTask:
         }
 
 
+@dataclass
+class Course:
+    """What has happened to this launch on this node so far; set by signal handlers and by the reader of the output."""
+
+    received: list[int] = field(default_factory=list)
+    failed: threading.Event = field(default_factory=threading.Event)
+    workers: WorkerWatch = field(default_factory=WorkerWatch)
+
+
 def run(task: NodeTask) -> int:
-    """Run the workers of one node to their end; returns torchrun's exit status (128 + n when a signal ended it)."""
+    """Check the node and run its workers to their end.
+
+    Returns torchrun's exit status (128 + n when a signal ended it), or EXIT_BAD_NODE when a check found the node bad:
+    then no worker was started.
+    """
     parent = int(os.environ.get(CONTROLLER_VARIABLE) or os.getppid())
     adopt_orphans()
-    started = time.time()
-    asked = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        asked.set()
-
+    course = Course()
     for number in STOP_SIGNALS:
-        signal.signal(number, stop)
+        signal.signal(number, lambda received, _frame: course.received.append(received))
+    settings = NodeSettings.read(task.card)
+    record = NodeRecord(task.attempt, task.node_rank, task.launch)
+    results = check_node(task, settings)
+    record.write(checks=[asdict(entry) for entry in results])
+    if _report(results) is Outcome.BAD:
+        record.write(end=time.time(), exit_status=EXIT_BAD_NODE)
+        return EXIT_BAD_NODE
+    if signal.SIGTERM in course.received:  # the step is being ended
+        record.write(end=time.time(), exit_status=128 + signal.SIGTERM)
+        return 128 + signal.SIGTERM
+    return _run_workers(task, settings, record, course, parent)
+
+
+def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...]:
+    """All health checks of this node, at once; about 0.1 s when all is well."""
+    folder = task.attempt / "nodes"
+    with suppress(OSError):  # the check itself says what is wrong with the run directory
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = Wanted(
+        node=host_name(), job_id=task.job_id, launch=task.launch, gpus=settings.gpus, workers=task.workers,
+        folder=folder, temporary=Path(tempfile.gettempdir()), controller_time=task.controller_time,
+        ends_leftovers=_owns_node(os.environ), seconds=settings.check_seconds,
+    )  # fmt: skip
+    results = run_checks(chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted)
+    return (CheckResult("card", Outcome.UNKNOWN, settings.fault), *results) if settings.fault else results
+
+
+def _owns_node(environment: Mapping[str, str]) -> bool:
+    """Under Slurm a node belongs to one attempt at a time; the embedded scheduler's nodes share one machine."""
+    return "SLURM_STEP_ID" in environment and environment.get("TR11_SCHEDULER") != "local"
+
+
+def _report(results: tuple[CheckResult, ...]) -> Outcome:
+    """Say what is not well, one line a check; a node that is well says nothing."""
+    for entry in results:
+        if entry.result in {Outcome.BAD, Outcome.WARNING}:
+            print(f"tr11: {host_name()}: health check {entry.name}: {entry.result}: {entry.why}", flush=True)
+    return worst(results)
+
+
+def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int) -> int:
     (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True,
-        preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs yet
+        preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
     )  # fmt: skip
     assert process.stdout is not None
-    pump = threading.Thread(target=_pass_on, args=(process.stdout, task), daemon=True)
+    pump = threading.Thread(target=_pass_on, args=(process.stdout, task, course), daemon=True)
     pump.start()
-    status = _wait(process, task, asked, parent)
-    ended = end_descendants(grace_seconds=10.0)
+    watch = MemoryWatch(host_name(), lambda line: print(line, flush=True))
+    status = _wait(process, task, settings, course, parent, watch, record)
+    ended = end_descendants(grace_seconds=settings.end_within_seconds / 4)
     pump.join(timeout=5.0)
-    record = {
-        "node": host_name(),
-        "node_rank": task.node_rank,
-        "launch": task.launch,
-        "start": started,
-        "end": time.time(),
-        "exit_status": status,
-        "ended_processes": ended,
-    }
-    try:
-        write_json(task.attempt / "nodes" / f"{host_name()}.json", record)
-    except OSError as error:
-        print(f"tr11: the end of {host_name()} could not be recorded: {error}", flush=True)
+    record.write(
+        end=time.time(), exit_status=status, ended_processes=ended, memory=watch.record(),
+        swept_shared_memory=list(watch.sweep()), failed_workers=course.workers.failures,
+    )  # fmt: skip
     return status
 
 
@@ -123,8 +185,13 @@ def _prepare_torchrun() -> None:
     die_with_parent(signal.SIGTERM)
 
 
-def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Event, parent: int) -> int:
+def _wait(
+    process: subprocess.Popen[bytes], task: NodeTask, settings: NodeSettings, course: Course, parent: int,
+    watch: MemoryWatch, record: NodeRecord,
+) -> int:  # fmt: skip
     done_since: float | None = None
+    failed_since: float | None = None
+    asked = 0
     while True:
         try:
             status = process.wait(timeout=0.2)
@@ -135,13 +202,26 @@ def _wait(process: subprocess.Popen[bytes], task: NodeTask, asked: threading.Eve
             pass
         if os.getppid() != parent:
             return CONTROLLER_GONE  # the caller ends what runs here
-        if asked.is_set():
-            asked.clear()
+        course.workers.look(process.pid)
+        if watch.sample(process.pid):
+            record.write(memory=watch.record())
+        if len(course.received) > asked:
+            number = course.received[asked]
+            asked += 1
+            if number == signal.SIGTERM and launch_has_failed(task.attempt, task.launch):
+                return 128 + number  # the step is ended because of it: nobody is left to save with
             _ask(process, task)
+        if failed_since is None and course.failed.is_set():
+            failed_since = time.monotonic()
+            watch.look_at_tree(process.pid)
         if done_since is None and trainer_is_done(task.attempt, task.launch):
             done_since = time.monotonic()
-        if done_since is not None and time.monotonic() - done_since > QUIT_SECONDS:
-            print(f"tr11: the trainer ended {QUIT_SECONDS:.0f} s ago, but its processes stay: ending them", flush=True)
+        if failed_since is not None and time.monotonic() - failed_since > settings.end_within_seconds / 2:
+            print(f"tr11: {host_name()}: a worker failed, but the others stay: ending them", flush=True)
+            return EXIT_ERROR  # the caller ends what runs here
+        patience = min(QUIT_SECONDS, settings.end_within_seconds)
+        if done_since is not None and time.monotonic() - done_since > patience:
+            print(f"tr11: the trainer ended {patience:.0f} s ago, but its processes stay: ending them", flush=True)
             end_descendants(grace_seconds=5.0)
             process.wait()
             return 0
@@ -167,10 +247,11 @@ def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what
         print(f"tr11: {death.host}: {death} (not recorded: {problem})", flush=True)
 
 
-def _pass_on(stream: IO[bytes], task: NodeTask) -> None:
+def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
     """Copy the workers' lines to our output, and to `workers/NODE/rank-R.log` (R: global rank).
 
-    Whatever cannot be written, the reading goes on: a full pipe would stop the training.
+    Whatever cannot be written, the reading goes on: a full pipe would stop the training. What torchrun and the launcher
+    say of failed workers is kept in `course`.
     """
     folder = task.attempt / "workers" / host_name()
     files: dict[int, IO[bytes]] = {}
@@ -183,6 +264,11 @@ def _pass_on(stream: IO[bytes], task: NodeTask) -> None:
                     folder.mkdir(parents=True, exist_ok=True)
                     files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
                 files[rank].write(line[match.end() :])
+        if not match and _FAILING.search(line):
+            course.failed.set()
+        told = None if match else _TOLD.match(line)
+        if told:
+            course.workers.told(int(told[1]), int(told[2]), told[3].decode("utf-8", "replace"))
         killed = _KILLED.search(line)
         if killed and not match:
             rank = task.node_rank * task.workers + int(killed.group(2))
@@ -201,6 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--master-address", required=True)
     for name in ("launch", "node-count", "workers", "master-port"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--controller-time", type=float, default=None)
     options = parser.parse_args(arguments)
     node_rank = int(os.environ.get("TR11_NODE_RANK") or os.environ["SLURM_NODEID"])
     return run(NodeTask(node_rank=node_rank, **vars(options)))

@@ -1,8 +1,13 @@
-"""Starting one launch of the workers: through srun on Slurm, as child processes where this machine plays the nodes."""
+"""One launch of the workers, to its end: through srun on Slurm, as child processes where this machine plays the nodes.
+
+However it ends, nothing of it is left when `run_launch` returns: not later than `end_within_seconds` after the first
+process of it has failed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,18 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
+from tr11ops.agent.srun import PREFIXES, parse_lines
 from tr11ops.agent.verdict import Death, trainer_is_done
 from trainer.contract import STOP_REQUEST_FILE, host_name
 from trainer.lifecycle import request_stop
 
-PEER_GRACE_SECONDS = 30.0  # how long the other nodes may go on after one node's agent failed
-DONE_GRACE_SECONDS = 5.0  # and how long when the trainer has left its end marker
+DONE_GRACE_SECONDS = 5.0  # how long the other nodes may go on when one has failed after the trainer's end marker
+LOOK_SECONDS = 0.05
+MOST_LINES = 400  # of srun, kept for the attribution: two for each node of the largest trainings
+_WORKER = re.compile(rb"^tr11: worker (\d+) \(process \d+\) failed: exit status (\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,13 +47,14 @@ class Launch:
 
     @property
     def node_command(self) -> list[str]:
-        """The node agent's command line, the same on every node."""
+        """The node agent's command line, the same on every node. Its clock is compared with the time of this call."""
         return [
             sys.executable, "-m", "tr11ops.agent.node",
             "--attempt", str(self.attempt), "--card", str(self.card), "--job-id", self.job_id,
             "--launch", str(self.number), "--node-count", str(len(self.nodes)),
             "--workers", str(self.workers_per_node),
             "--master-address", self.master_address, "--master-port", str(self.master_port),
+            "--controller-time", f"{time.time():.3f}",
         ]  # fmt: skip
 
 
@@ -56,8 +65,9 @@ def srun_command(launch: Launch) -> list[str]:
     """
     count = str(len(launch.nodes))
     return [
-        "srun", "--wait=60", "--kill-on-bad-exit=1", "--jobid", launch.job_id, "--nodes", count, "--ntasks", count,
-        "--ntasks-per-node=1", "--nodelist", ",".join(launch.nodes), *launch.node_command,
+        # `--overlap`: what a dead node still holds of the launch before must not keep this one waiting.
+        "srun", "--wait=60", "--kill-on-bad-exit=1", "--overlap", "--jobid", launch.job_id, "--nodes", count,
+        "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(launch.nodes), *launch.node_command,
     ]  # fmt: skip
 
 
@@ -105,23 +115,69 @@ class StopFlag:
             signal.signal(number, lambda received, _frame: self.received.append(received))
 
 
+@dataclass
+class Watch:
+    """What is seen of a launch while it runs. `first_sign`: when its first process failed, seconds since the epoch."""
+
+    srun_lines: list[str] = field(default_factory=list)
+    worker_statuses: dict[int, int] = field(default_factory=dict)
+    first_sign: float | None = None
+    overdue: bool = False
+
+    def read(self, line: bytes) -> None:
+        """Look at one line of the launch's output, worker's lines included: it has to be quick."""
+        if line.startswith(PREFIXES):
+            self._read_srun(line.decode("utf-8", "replace").strip())
+        elif line.startswith(b"tr11: worker "):
+            match = _WORKER.match(line)
+            if match:
+                self.worker_statuses[int(match[1])] = int(match[2])
+                self.sign()
+
+    def sign(self) -> None:
+        """A process has failed; only the first time counts."""
+        if self.first_sign is None:
+            self.first_sign = time.time()
+
+    def _read_srun(self, text: str) -> None:
+        if len(self.srun_lines) < MOST_LINES:
+            self.srun_lines.append(text)
+        if parse_lines([text]):
+            self.sign()
+
+
+@dataclass(frozen=True)
+class LaunchEnd:
+    """How a launch ended: the highest exit status of its nodes, and when (seconds since the epoch)."""
+
+    status: int
+    start: float
+    end: float
+
+
 def run_launch(
     launch: Launch,
     allocation: Allocation,
     environment: Mapping[str, str],
     tee: LineTee,
     stop: StopFlag,
-    keep: Callable[[bytes], None],
-) -> int:
-    """Run one launch to its end and return the highest exit status of its nodes.
+    watch: Watch,
+    end_within_seconds: float,
+    look: Callable[[], None] = lambda: None,
+) -> LaunchEnd:
+    """Run one launch to its end.
 
-    A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once.
+    A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once. `look` is
+    called many times a second while the launch runs.
     """
     adopt_orphans()
+    start = time.time()
     hosts: tuple[str, ...]
     if allocation.kind == "slurm":
         kept, hosts = "srun", (host_name(),)
-        children = [_start(srun_command(launch), dict(environment))]
+        # A job with spares is submitted with --no-kill; a step that inherited that would hide a dead node.
+        inherited = {name: value for name, value in environment.items() if name != "SLURM_NO_KILL"}
+        children = [_start(srun_command(launch), inherited)]
     else:
         kept, hosts = "the node agent", launch.nodes
         mine = {CONTROLLER_VARIABLE: str(os.getpid())}
@@ -129,20 +185,23 @@ def run_launch(
             _start(launch.node_command, {**environment, **mine, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
             for rank, name in enumerate(launch.nodes)
         ]
-    pumps = [threading.Thread(target=tee.copy, args=(child.stdout, keep), daemon=True) for child in children]
+    pumps = [threading.Thread(target=tee.copy, args=(child.stdout, watch.read), daemon=True) for child in children]
     for pump in pumps:
         pump.start()
+    running = _Running(
+        launch, children, tee, stop, watch, end_within_seconds, lambda: _record(children, hosts, kept, launch)
+    )
     try:
-        statuses = _wait_all(children, launch, tee, stop, lambda: _record_killed(children, hosts, kept, launch))
+        statuses = running.wait(look)
     finally:
         if allocation.kind != "slurm":
-            end_descendants(grace_seconds=5.0)
+            end_descendants(grace_seconds=min(5.0, end_within_seconds / 4))
         for pump in pumps:
             pump.join(timeout=5.0)
-    return max(statuses)
+    return LaunchEnd(max(statuses), start, time.time())
 
 
-def _record_killed(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: Launch) -> None:
+def _record(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: Launch) -> None:
     """Keep the death of children (`what` they are, one for each of `hosts`) that could not record it themselves."""
     for host, child in zip(hosts, children, strict=True):
         code = child.poll()
@@ -158,48 +217,77 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     )
 
 
-def _wait_all(
-    children: list[subprocess.Popen[bytes]],
-    launch: Launch,
-    tee: LineTee,
-    stop: StopFlag,
-    record_killed: Callable[[], None],
-) -> list[int]:
-    asked = 0
-    failed_since: float | None = None
-    ending = False
-    while any(child.poll() is None for child in children):
-        time.sleep(0.1)
-        if len(stop.received) > asked:
-            name = signal.Signals(stop.received[asked]).name
-            asked += 1
-            if asked == 1:
-                tee.line(f"tr11: {name} received: asking the trainer to save and leave")
-                _ask(children, launch, tee, name)
-            elif stop.received[asked - 1] == signal.SIGINT:
-                tee.line("tr11: interrupted again: ending the workers now")
-                ending = True
-                end_descendants(grace_seconds=2.0)
-        codes = [child.poll() for child in children]
-        if failed_since is None and any(code not in (None, 0) for code in codes):
-            failed_since = time.monotonic()
-            if not ending:
-                record_killed()
-        if failed_since is not None and not ending and time.monotonic() - failed_since > _patience(launch, codes):
-            ending = True
-            tee.line("tr11: a node failed and the others did not follow: ending them")
-            end_descendants(grace_seconds=5.0)
-    if failed_since is None:  # the last one, a moment ago
-        record_killed()
-    return [exit_status(child.wait()) for child in children]
+class _Running:
+    """The processes of one launch while they run: waits for them, passes stops on, ends what outstays a failure."""
 
+    def __init__(
+        self,
+        launch: Launch,
+        children: list[subprocess.Popen[bytes]],
+        tee: LineTee,
+        stop: StopFlag,
+        watch: Watch,
+        end_within_seconds: float,
+        record_killed: Callable[[], None],
+    ) -> None:
+        self._launch = launch
+        self._children = children
+        self._tee = tee
+        self._stop = stop
+        self._watch = watch
+        self._end_within_seconds = end_within_seconds
+        self._record_killed = record_killed
+        self._asked = 0
+        self._failed_since: float | None = None
+        self._ending = False
 
-def _patience(launch: Launch, codes: list[int | None]) -> float:
-    """How long to wait for the other nodes when one has failed: only as long as they may still have something to do."""
-    if any(code is not None and code < 0 for code in codes):
-        return 0.0  # nobody keeps the workers of a killed agent
-    # After a clean end, torchrun waits five minutes for a peer that will never come.
-    return DONE_GRACE_SECONDS if trainer_is_done(launch.attempt, launch.number) else PEER_GRACE_SECONDS
+    def wait(self, look: Callable[[], None]) -> list[int]:
+        """The children's exit statuses, once all have ended."""
+        while any(child.poll() is None for child in self._children):
+            time.sleep(LOOK_SECONDS)
+            look()
+            if len(self._stop.received) > self._asked:
+                self._pass_on()
+            codes = [child.poll() for child in self._children]
+            failed = any(code not in (None, 0) for code in codes)
+            if failed:
+                self._watch.sign()
+            if self._failed_since is None and (failed or self._watch.first_sign is not None):
+                self._failed_since = time.monotonic()
+                if failed and not self._ending:
+                    self._record_killed()
+            since = self._failed_since
+            if since is not None and not self._ending and time.monotonic() - since > self._patience(codes):
+                self._end_all()
+        if self._failed_since is None:  # the last one, a moment ago
+            self._record_killed()
+        return [exit_status(child.wait()) for child in self._children]
+
+    def _pass_on(self) -> None:
+        number = self._stop.received[self._asked]
+        name = signal.Signals(number).name
+        self._asked += 1
+        if self._asked == 1:
+            self._tee.line(f"tr11: {name} received: asking the trainer to save and leave")
+            _ask(self._children, self._launch, self._tee, name)
+        elif number == signal.SIGINT:
+            self._tee.line("tr11: interrupted again: ending the workers now")
+            self._ending = True
+            end_descendants(grace_seconds=2.0)
+
+    def _end_all(self) -> None:
+        """End what is left: srun, when it is told to go, tells the nodes that it can reach."""
+        self._ending = self._watch.overdue = True
+        self._tee.line("tr11: a node failed and the others did not follow: ending them")
+        end_descendants(grace_seconds=self._end_within_seconds / 4)
+
+    def _patience(self, codes: list[int | None]) -> float:
+        """How long to wait for the others when one has failed: only as long as they may still have something to do."""
+        if any(code is not None and code < 0 for code in codes):
+            return 0.0  # nobody keeps the workers of a killed agent
+        # After a clean end, torchrun waits five minutes for a peer that will never come.
+        is_done = trainer_is_done(self._launch.attempt, self._launch.number)
+        return min(DONE_GRACE_SECONDS if is_done else self._end_within_seconds, self._end_within_seconds) / 2
 
 
 def _ask(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, name: str) -> None:

@@ -1,11 +1,9 @@
-"""`tr11 kill`: save and stop a run through its kill switch, whoever started it; `--release` lets it run again."""
+"""`tr11 kill`: stop a run through its kill switch, whoever started it; `--release` takes the switch away again."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,174 +14,180 @@ from tr11ops.cli.common import (
     RunOption,
     SchedulerOption,
     SetOption,
-    age,
     agree,
     directory_of,
-    open_scheduler,
     read_card,
     say,
+)
+from tr11ops.cli.stopping import (
+    DryRunOption,
+    Patience,
+    ReasonOption,
+    Scene,
+    YesOption,
+    fall_back,
+    guard,
+    hold_queued,
+    queued_lines,
+    record,
+    running_lines,
+    scene,
+    standing_lines,
 )
 
 if TYPE_CHECKING:
     from tr11ops.rundir import RunDirectory
-    from tr11ops.stop import Ending, StopView
+    from tr11ops.stop import Ending, Receipts, StopView
+    from trainer.requests import Request
 
 KILL_SCHEMA = 1
-POLL_SECONDS = 1.0
+NOW_MINUTES = 1.0  # what does not end within this time after `--now` is cancelled
 
 
 def kill(
     *,
     run: RunOption = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="End within seconds, without saving: what is not saved yet is lost.")
+    ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="Remove the kill switch, so that launches train again.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the running job has saved and ended.")] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until the running job has ended; cancel one that does not end in time."),
+    ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long.")
     ] = 3600,
-    why: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Kept in the kill switch and in the journal.")
-    ] = "",
+    why: ReasonOption = "",
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Save and stop a run, with all that is queued of it; nothing is lost.
 
-    The running job saves a checkpoint at its next iteration and leaves. Queued tasks start, see the switch, and leave
-    at once without training, until it is released.
+    The running job saves a checkpoint at its next iteration and leaves. What waits is held at once, and starts again
+    with `tr11 resume`. It works for another person's run too: rights to write in the run directory are enough.
+
+    With --wait, a job that has not stopped within resilience.stop_within_minutes is cancelled, where you may do that.
 
     [bold]Examples[/bold]
 
       tr11 kill --reason "loss spike, rolling back" --wait
 
+      tr11 kill --now --dry-run        what would be lost
+
       tr11 kill --release
     """
-    card = read_card(run, overrides)
-    directory = directory_of(card)
     if release:
-        _release(directory, why, yes, as_json)
+        _release(directory_of(read_card(run, overrides)), why, yes, dry_run, as_json)
         return
-    _guard(directory)
-    from tr11ops.journal import user_name
-    from tr11ops.observe import scheduler_kind
-    from tr11ops.stop import look, wait_for_end
+    from tr11ops.holds import to_hold
+    from tr11ops.stop import receipts, wait_for_end
+    from trainer.requests import new_request, read_request
 
-    # What was launched on one scheduler is stopped there, whatever else this machine has.
-    edge = open_scheduler((scheduler_kind(directory) if scheduler == "auto" else None) or scheduler)
-    view = look(card, directory, edge, user_name())
-    was_set = directory.kill_switch_is_set()
-    for line in _lines(directory, view, was_set):
+    place = scene(run, overrides, scheduler)
+    directory, view = place.directory, place.look()
+    before = read_request(directory.kill_switch, "kill")
+    is_new = before is None or (now and before.kind != "kill-now")
+    for line in _lines(place, view, before, now):
         say(line)
-    if not was_set:
-        agree("Set the kill switch?", yes)
-        _set(directory, why)
-        say(f"kill switch set: {directory.kill_switch}")
+    if dry_run:
+        say("nothing was changed (--dry-run)")
+        if as_json:
+            typer.echo(json.dumps(_value("dry-run", directory, view), indent=1))
+        return
+    request = before
+    held: tuple[str, ...] = ()
+    if is_new or to_hold(view.queued, place.user)[0]:
+        agree("End the run now, without saving?" if now else "Set the kill switch?", yes)
+        if is_new:
+            request = new_request("kill-now" if now else "kill", place.user, why, directory.root)
+            _set(directory, request)
+            say(f"kill switch set: {directory.kill_switch}")
+        held = hold_queued(place, view, why or "kill switch")
+    assert request is not None
     endings: tuple[Ending, ...] = ()
     if wait and view.running:
-        endings = wait_for_end(directory, view.running, edge, _pause(timeout), lambda text: say(f"  {text}"))
+        minutes = NOW_MINUTES if request.kind == "kill-now" else place.card.resilience.stop_within_minutes
+        patience = Patience(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
+        endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
     code = _report(endings, as_json)
     if as_json:
-        typer.echo(json.dumps(_value("already-set" if was_set else "set", directory, view, endings), indent=1))
+        answered = receipts(directory, request.id, view.attempts)
+        action = "set" if is_new else "already-set"
+        typer.echo(json.dumps(_value(action, directory, view, endings, request, held, answered), indent=1))
     if wait and view.doubt:
         raise Refusal(f"it is not known whether anything still runs: {view.doubt}", exit_code=3)
     raise typer.Exit(code)
 
 
-def _guard(directory: RunDirectory) -> None:
-    """Refuse to stop something else than what was meant. Raises Refusal."""
-    from tr11ops.launch.facts import owner_of_kill_switch
-
-    if not directory.exists:
-        raise Refusal(
-            f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
-        )
-    other = owner_of_kill_switch(directory)
-    if other:
-        raise Refusal(
-            f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
-            exit_code=2,
-        )
-
-
-def _lines(directory: RunDirectory, view: StopView, was_set: bool) -> list[str]:
+def _lines(place: Scene, view: StopView, before: Request | None, now: bool) -> list[str]:
     """What is there and what will happen, for a person."""
-    lines = []
-    for job in view.running:
-        since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
-        count = job.node_count or len(job.nodes)
-        place = f"{count} node" if count == 1 else f"{count} nodes"
-        lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: will save and leave")
-    lines += [f"running:    {text}: will save and leave" for text in view.foreground]
-    if view.queued:
-        names = ", ".join(job.job_id for job in view.queued)
-        tasks = "1 task" if view.queued_tasks == 1 else f"{view.queued_tasks} tasks"
-        lines.append(f"queued:     {tasks} of {names}: will start, see the switch, and leave untrained")
+    what = "will end within seconds, unsaved" if now else "will save and leave"
+    lines = [*running_lines(view, what), *queued_lines(view, place.user)]
     if view.doubt:
         lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the switch works without it")
     if view.is_idle:
         lines.append(
             "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
         )
-    lines.append(f"iteration:  {'none yet' if view.iteration is None else view.iteration}")
-    lines.append(f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}")
-    if was_set:
-        held = directory.read_kill_switch()
-        by = f" by {held['who']}" if held.get("who") else ""
-        reason = f" ({held['why']})" if held.get("why") else ""
-        lines.append(f"the kill switch is already set{by}{reason}: {directory.kill_switch}")
+    lines += standing_lines(view)
+    if now:
+        lines.append(f"lost:       {_loss(view)}")
+    if before is not None:
+        by = f" by {before.who}" if before.who else ""
+        reason = f" ({before.why})" if before.why else ""
+        end = ", to end without saving" if before.kind == "kill-now" else ""
+        lines.append(f"the kill switch is already set{by}{reason}{end}: {place.directory.kill_switch}")
     return lines
 
 
-def _set(directory: RunDirectory, why: str) -> None:
-    from tr11ops.journal import Journal, user_name
-    from trainer.contract import host_name
+def _loss(view: StopView) -> str:
+    lost = view.lost_iterations
+    if lost is None:
+        return "not known: no iteration is on record"
+    since = "the start" if view.checkpoint is None else f"global_step{view.checkpoint}"
+    seconds = view.seconds_per_iteration
+    pace = f", about {max(1, round(lost * seconds / 60))} min of training" if lost and seconds else ""
+    return f"{lost} iterations since {since}{pace}"
 
-    who = user_name()
-    value = {"who": who, "host": host_name(), "time": time.time(), "why": why, "directory": str(directory.root)}
-    directory.set_kill_switch(value)
-    _journal(Journal(directory.journal), "kill-switch-set", why, directory, who)
+
+def _set(directory: RunDirectory, request: Request) -> None:
+    from dataclasses import asdict
+
+    directory.set_kill_switch(asdict(request))
+    data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind}
+    record(directory, "kill-switch-set", request.why, data, request.who)
 
 
-def _release(directory: RunDirectory, why: str, yes: bool, as_json: bool) -> None:
-    from tr11ops.journal import Journal, user_name
+def _release(directory: RunDirectory, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    from tr11ops.journal import user_name
 
     was_set = directory.kill_switch_is_set()
     if was_set:
-        _guard(directory)
+        guard(directory)
         held = directory.read_kill_switch()
         by = f" by {held['who']}" if held.get("who") else " by hand"
         reason = f": {held['why']}" if held.get("why") else ""
         say(f"the kill switch was set{by}{reason}")
-        agree("Release it?", yes)
-        was_set = directory.release_kill_switch()
-        _journal(Journal(directory.journal), "kill-switch-released", why, directory, user_name())
-    say(f"kill switch {'released' if was_set else 'was not set'}: {directory.kill_switch}")
+        if dry_run:
+            say("nothing was changed (--dry-run)")
+        else:
+            agree("Release it?", yes)
+            was_set = directory.release_kill_switch()
+            data = {"kill_switch": str(directory.kill_switch)}
+            record(directory, "kill-switch-released", why, data, user_name())
+    if not dry_run:
+        say(f"kill switch {'released' if was_set else 'was not set'}: {directory.kill_switch}")
     if as_json:
-        action = "released" if was_set else "not-set"
+        action = "not-set" if not was_set else "dry-run" if dry_run else "released"
         typer.echo(
             json.dumps({"schema": KILL_SCHEMA, "action": action, "kill_switch": str(directory.kill_switch)}, indent=1)
         )
-
-
-def _journal(journal: Any, kind: str, why: str, directory: RunDirectory, who: str) -> None:
-    """Record it. The switch is what counts: a journal that cannot be written is said, and stops nothing."""
-    try:
-        journal.write(kind, why, {"kill_switch": str(directory.kill_switch)}, who)
-    except OSError as error:
-        say(f"tr11: the journal could not be written: {error}")
-
-
-def _pause(timeout: float) -> Callable[[], bool]:
-    deadline = time.monotonic() + timeout
-
-    def pause() -> bool:
-        time.sleep(POLL_SECONDS)
-        return time.monotonic() < deadline
-
-    return pause
 
 
 def _report(endings: tuple[Ending, ...], as_json: bool) -> int:
@@ -207,17 +211,30 @@ def _report(endings: tuple[Ending, ...], as_json: bool) -> int:
     return code
 
 
-def _value(action: str, directory: RunDirectory, view: StopView, endings: tuple[Ending, ...]) -> dict[str, Any]:
+def _value(
+    action: str,
+    directory: RunDirectory,
+    view: StopView,
+    endings: tuple[Ending, ...] = (),
+    request: Request | None = None,
+    held: tuple[str, ...] = (),
+    answered: Receipts | None = None,
+) -> dict[str, Any]:
     return {
         "schema": KILL_SCHEMA,
         "action": action,
+        "kind": request.kind if request else None,
+        "request": request.id if request else None,
         "kill_switch": str(directory.kill_switch),
         "running": [job.job_id for job in view.running],
         "foreground": list(view.foreground),
         "queued_tasks": None if view.doubt else view.queued_tasks,
+        "held": list(held),
         "iteration": view.iteration,
         "checkpoint": view.checkpoint,
+        "iterations_at_risk": view.lost_iterations,
         "unknown": view.doubt or None,
+        "receipts": receipts_value(answered) if answered else None,
         "ended": [
             {
                 "job_id": ending.job_id,
@@ -228,4 +245,12 @@ def _value(action: str, directory: RunDirectory, view: StopView, endings: tuple[
             }
             for ending in endings
         ],
+    }
+
+
+def receipts_value(answered: Receipts) -> dict[str, Any]:
+    """Receipts for a machine."""
+    return {
+        "given": [{"rank": rank, "host": host} for rank, host in answered.given],
+        "missing": [{"rank": rank, "host": host} for rank, host in answered.missing],
     }

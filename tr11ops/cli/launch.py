@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,14 +20,11 @@ from tr11ops.cli.common import (
     open_scheduler,
     say,
 )
-from tr11ops.rundir import RunDirectory, Submission, new_tag
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler, TestResult
     from tr11ops.launch.check import Check
-    from tr11ops.launch.facts import LaunchRequest
-    from tr11ops.launch.plan import LaunchPlan
-    from tr11ops.runcard import RunCard
+    from tr11ops.launch.session import LaunchJob, LaunchView
+    from tr11ops.rundir import Submission
 
 LAUNCH_SCHEMA = 1
 _MARKS = {
@@ -56,12 +54,23 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes.")
+    ] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run the card's rehearsal: two nodes, 30 minutes, its own directories.")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend the queue: what can never start, what tr11 held, what is a zombie.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
-    Nothing is submitted or created when a check refuses.
+    Nothing is submitted or created when a check refuses. Attempts of --array are queued as slurm.chain says: by
+    default as a job array, where the site has none as dependent jobs, and where few jobs may wait, one by one.
 
     Exit code 0: submitted; 1: something is in the way; 2: wrong card or option; 3: no answer from the scheduler.
 
@@ -72,71 +81,72 @@ def launch(
       tr11 launch --array 1-3 --run demo --scheduler local --dry-run
 
       tr11 launch --array 1-10 --after 1728318 --exclude jean-zay-iam[37,52]
-    """
-    from tr11ops.launch.submit import launch_lock, submit
 
-    job = _prepare(run, overrides or [], scheduler, array=array, exclude=exclude or [], nodes=nodes, after=after)
-    view = _check(job)
-    _show(view, dry_run, as_json)
+      tr11 launch --rehearse --run tr11-176B-ml
+
+      tr11 launch --repair
+    """
+    from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
+    from tr11ops.cli.repair import mend
+    from tr11ops.launch.session import carry_out, check_launch
+
+    if repair and rehearse:
+        raise Refusal("--repair and --rehearse are two different things: give one of them", exit_code=2)
+    options, main = overrides or [], None
+    if rehearse:
+        main, options = rehearsal_options(run, options)
+    job = prepare(
+        run,
+        options,
+        scheduler,
+        array=array,
+        exclude=exclude or [],
+        nodes=nodes,
+        after=after,
+        verify=verify,
+    )
+    if repair:
+        raise typer.Exit(mend(job, dry_run=dry_run, yes=yes, as_json=as_json, why=why))
+    if main is not None and not as_json:
+        show_differences(main, job.card)
+    more = {} if main is None else {"differences": differences_value(main, job.card)}
+    view = check_launch(job)
+    show_view(view, dry_run, as_json)
     if view.exit_code:
         raise typer.Exit(view.exit_code)
     if dry_run:
-        _print_json(view, None, dry_run, as_json)
+        _print_json(view, (), dry_run, as_json, more)
         return
-    with launch_lock(job.directory.launch_lock):
-        again = _check(job, view.plan.tag if view.plan else None)  # what passed without the lock is looked at once more
-        if again.exit_code or again.plan is None:
-            _show(replace(again, checks=again.faults), dry_run, as_json)
-            raise typer.Exit(again.exit_code)
-        record = submit(again.plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why)
-    _print_json(again, record, dry_run, as_json)
+    again, records = carry_out(job, view, why)
+    if not records:
+        show_view(replace(again, checks=again.faults), dry_run, as_json)
+        raise typer.Exit(again.exit_code)
+    if main is not None:
+        keep_card(job, main)
+    _print_json(again, records, dry_run, as_json, more)
     if not as_json:
-        typer.echo(
-            f"submitted: job {record.job_id} ({record.scheduler}); watch it with `tr11 status`, or `tr11 logs -f`"
-        )
+        numbers = ", ".join(str(record.job_id) for record in records)
+        name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
+        typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `tr11 status`, or `tr11 logs -f`")
 
 
-@dataclass(frozen=True)
-class LaunchJob:
-    """A launch as the command line means it."""
-
-    card: RunCard
-    card_toml: str
-    directory: RunDirectory
-    request: LaunchRequest
-    scheduler: Scheduler
-    user: str
-
-
-@dataclass(frozen=True)
-class LaunchView:
-    """What the checks said, and the plan where they let one be made."""
-
-    checks: tuple[Check, ...]
-    plan: LaunchPlan | None
-    rows: tuple[tuple[str, str], ...]
-    exit_code: int
-
-    @property
-    def faults(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.level in {"refused", "unknown"})
-
-
-def _prepare(
+def prepare(
     run: str | None,
     overrides: list[str],
     scheduler: str,
     *,
-    array: str | None,
-    exclude: list[str],
-    nodes: int | None,
-    after: str | None,
+    array: str | None = None,
+    exclude: list[str] | None = None,
+    nodes: int | None = None,
+    after: str | None = None,
+    verify: bool = False,
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
     import os
 
     from tr11ops.journal import user_name
     from tr11ops.launch.facts import LaunchRequest
+    from tr11ops.launch.session import LaunchJob
     from tr11ops.runcard import load_card, parse_array
 
     path = card_path(run)
@@ -146,12 +156,20 @@ def _prepare(
     spec = parse_array(array) if array is not None else None
     if after is not None and not _is_job_id(after):
         raise Refusal(f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2", exit_code=2)
-    names = tuple(dict.fromkeys((*_expand(exclude, "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))))
-    request = LaunchRequest(str(spec) if spec else None, len(spec) if spec else 1, names, after)
+    names = tuple(dict.fromkeys((*_expand(exclude or [], "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))))
     text = path.read_text(encoding="utf-8", errors="replace")
     if overrides:
         text += "\n# Overridden on the command line:\n" + "".join(f"# --set {item!r}\n" for item in overrides)
-    return LaunchJob(card, text, directory_of(card), request, open_scheduler(scheduler), user_name())
+    return LaunchJob(
+        card,
+        text,
+        directory_of(card),
+        spec,
+        LaunchRequest(exclude=names, after=after, read_digests=verify),
+        open_scheduler(scheduler),
+        open_scheduler,
+        user_name(),
+    )
 
 
 def _is_job_id(text: str) -> bool:
@@ -173,59 +191,29 @@ def _expand(lists: list[str], option: str) -> list[str]:
     return names
 
 
-def _check(job: LaunchJob, tag: str | None = None) -> LaunchView:
-    """Observe, check, plan, and try the plan on the scheduler. Creates nothing."""
-    from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
-    from tr11ops.launch import preflight
-    from tr11ops.launch.check import ok, refused, unknown, verdict
-    from tr11ops.launch.facts import observe_launch
-    from tr11ops.launch.plan import plan_launch, plan_lines
-
-    facts = observe_launch(
-        job.card,
-        job.directory,
-        job.request,
-        scheduler=job.scheduler,
-        other_scheduler=open_scheduler,
-        user=job.user,
-    )
-    checks = list(preflight.preflight(job.card, job.directory, job.request, facts))
-    code = verdict(checks)
-    if code:
-        return LaunchView(tuple(checks), None, (), code)
-    excluded = preflight.excluded_nodes(job.request, facts)
-    try:
-        plan = plan_launch(job.card, job.directory, job.request, excluded, tag or new_tag())
-        result: TestResult = job.scheduler.test(plan.test_request)
-    except SchedulerUnreachable as error:
-        checks.append(unknown("scheduler", f"it did not answer the trial ({error})"))
-    except SchedulerError as error:
-        checks.append(refused("scheduler", str(error), "change the card or the options"))
-    except ValueError as error:
-        raise Refusal(str(error), exit_code=2) from None
-    else:
-        if result.accepted:
-            checks.append(ok("scheduler", f"{job.scheduler.name} would take it ({result.message})"))
-            rows = tuple(plan_lines(plan, job.card, job.scheduler.name))
-            return LaunchView(tuple(checks), plan, rows, 0)
-        checks.append(
-            refused("scheduler", f"{job.scheduler.name} refuses it: {result.message}", "change the card or the options")
-        )
-    return LaunchView(tuple(checks), None, (), verdict(checks))
-
-
 # ----------------------------------------------------------------------------- words
-def _show(view: LaunchView, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        if view.exit_code:
-            _print_json(view, None, dry_run, as_json)
-            for check in view.faults:
-                say(f"tr11: {check}")
-        return
-    for check in view.checks:
+def show_checks(checks: Iterable[Check]) -> None:
+    """One line each; refusals go to stderr."""
+    for check in checks:
         word, colour = _MARKS[check.level]
         line = f"{typer.style(f'{word:>8}', fg=colour)}  {check}"
         typer.echo(line, err=check.level in {"refused", "unknown"})
+
+
+def checks_value(checks: Iterable[Check]) -> list[dict[str, str]]:
+    """The checks for a machine."""
+    return [{"level": check.level.value, "name": check.name, "text": check.text, "fix": check.fix} for check in checks]
+
+
+def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
+    """The checks and the plan, or as JSON where it was refused."""
+    if as_json:
+        if view.exit_code:
+            _print_json(view, (), dry_run, as_json)
+            for check in view.faults:
+                say(f"tr11: {check}")
+        return
+    show_checks(view.checks)
     if view.rows:
         typer.echo("")
         for name, value in view.rows:
@@ -236,7 +224,13 @@ def _show(view: LaunchView, dry_run: bool, as_json: bool) -> None:
         say("nothing was submitted")
 
 
-def _print_json(view: LaunchView, record: Submission | None, dry_run: bool, as_json: bool) -> None:
+def _print_json(
+    view: LaunchView,
+    records: tuple[Submission, ...],
+    dry_run: bool,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     if not as_json:
         return
     from tr11ops.launch.plan import plan_value
@@ -245,13 +239,13 @@ def _print_json(view: LaunchView, record: Submission | None, dry_run: bool, as_j
         "schema": LAUNCH_SCHEMA,
         "exit_code": view.exit_code,
         "dry_run": dry_run,
-        "submitted": record is not None,
-        "job_id": record.job_id if record else None,
-        "scheduler": record.scheduler if record else None,
-        "checks": [
-            {"level": check.level.value, "name": check.name, "text": check.text, "fix": check.fix}
-            for check in view.checks
-        ],
+        "submitted": bool(records),
+        "job_id": records[0].job_id if records else None,
+        "jobs": [record.job_id for record in records],
+        "scheduler": records[0].scheduler if records else None,
+        "chain": view.chain.kind,
+        "checks": checks_value(view.checks),
         "plan": plan_value(view.plan) if view.plan else None,
+        **(more or {}),
     }
     typer.echo(json.dumps(value, indent=1))

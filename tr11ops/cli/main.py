@@ -41,13 +41,27 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "status": LazyCommand("tr11ops.cli.status", "status", "One screen: is the run healthy, and since when."),
     "logs": LazyCommand("tr11ops.cli.logs", "logs", "Show or follow the run's log, or one worker's."),
-    "kill": LazyCommand("tr11ops.cli.kill", "kill", "Stop a run with a checkpoint, or let it go on (--release)."),
+    "kill": LazyCommand("tr11ops.cli.kill", "kill", "Save and stop a run, with all that waits of it."),
+    "pause": LazyCommand("tr11ops.cli.pause", "pause", "Stop after this task: what waits is held."),
+    "resume": LazyCommand("tr11ops.cli.resume", "resume", "Let a stopped or paused run go on."),
+    "checkpoint-now": LazyCommand(
+        "tr11ops.cli.checkpoint_now", "checkpoint_now", "Save at the next step, and train on."
+    ),
+    "drill": LazyCommand("tr11ops.cli.drill", "drill", "Prove on this cluster that a stop signal saves, in any phase."),
     "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
+    "doctor": LazyCommand("tr11ops.cli.doctor", "doctor", "Is everything in place to launch a card from here?"),
+    "init": LazyCommand("tr11ops.cli.init", "init", "Write a starter card for this cluster."),
+    "perms": LazyCommand(
+        "tr11ops.cli.perms", "app", "Are the run's files usable for its whole group? check, fix.", is_group=True
+    ),
     "estimate": LazyCommand("tr11ops.cli.estimate", "estimate", "Every number that follows from a run card."),
     "eval": LazyCommand("tr11ops.cli.evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
     "import": LazyCommand("tr11ops.cli.import_script", "import_script", "Make a run card of an old batch script."),
     "checkpoints": LazyCommand(
         "tr11ops.cli.checkpoints", "app", "List, inspect, compare and convert checkpoints.", is_group=True
+    ),
+    "nodes": LazyCommand(
+        "tr11ops.cli.nodes", "app", "Which nodes the run may use: list, check, exclude, include.", is_group=True
     ),
     "data": LazyCommand("tr11ops.cli.data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
     "twin": LazyCommand("tr11ops.cli.twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
@@ -70,7 +84,7 @@ HELP = """\
   tr11 launch --array 1-10            ten tasks, one after another
   tr11 status                         how it is going
   tr11 kill --reason "new data"       save and stop; also what is queued
-  tr11 kill --release                 let it run again
+  tr11 resume                         let it run again
 
 The run card is --run PATH, else $TR11_RUN, else tr11.toml here.
 Exit codes: 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe.
@@ -88,7 +102,7 @@ class LazyGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
         rows = (
-            f"  {typer.style(name, bold=True)}{' ' * (13 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
+            f"  {typer.style(name, bold=True)}{' ' * (16 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
         )
         bold, plain = typer.style("\0", bold=True).split("\0")
         formatter.write(HELP.format(bold=bold, plain=plain, commands="\n".join(rows)))

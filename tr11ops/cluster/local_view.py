@@ -11,6 +11,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local_records import PARTITION, Dropped, Submission, TaskRecord, WaitingTask
 
 NO_TASK = 4294967294  # what Slurm writes for %a in a job without an array
+HELD = "JobHeldUser"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
@@ -82,7 +83,7 @@ def waiting_job(submission: Submission, group: tuple[WaitingTask, ...]) -> Job:
         raw_id=str(submission.job_id),
         task_id=numbers[0] if len(numbers) == 1 else None,
         state=JobState.PENDING,
-        reason="JobHeldUser" if first.held else submission.reason,
+        reason=HELD if first.held else submission.reason.replace(HELD, "None"),  # the supervisor's word may be old
         dependency=submission.request.dependency or "",
         excluded=first.excluded,
         pending_tasks=numbers,

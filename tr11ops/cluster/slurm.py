@@ -228,6 +228,10 @@ class SlurmScheduler:
         """Set the excluded nodes of pending work in place; an empty tuple takes the exclusion away."""
         self._change(["scontrol", "update", f"JobId={_plain_id(job_id)}", f"ExcNodeList={','.join(nodes)}"])
 
+    def run_after(self, job_id: str, after: str) -> None:
+        """Let pending work start only after the end of job `after` (its own number), however that ends."""
+        self._change(["scontrol", "update", f"JobId={_plain_id(job_id)}", f"Dependency=afterany:{_plain_id(after)}"])
+
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _run(self, arguments: list[str], until: str | None = None) -> CommandResult:

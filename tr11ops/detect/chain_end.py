@@ -11,11 +11,11 @@ from tr11ops.units import duration
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A warning when the last task runs or waits; a remark one task earlier."""
+    """A warning from one task before the end on: a new submission takes its time in the queue."""
     active, waiting = signs.active_jobs(snapshot), signs.startable_jobs(snapshot)
     if (not active and not waiting) or snapshot.kill_switch is not None:
         return
-    tasks = signs.queued_tasks(waiting) + len(active)
+    tasks = signs.queued_tasks(waiting) + len(active) + signs.tasks_to_come(snapshot)
     remaining, covered = signs.remaining_seconds(snapshot), signs.queue_coverage_seconds(snapshot)
     if tasks > 2 or (remaining is not None and covered is not None and remaining <= covered):
         return
@@ -29,7 +29,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     after = newest.array_id or newest.raw_id
     yield Finding(
         "chain-end",
-        Severity.WARNING if tasks == 1 else Severity.INFO,
+        Severity.WARNING,
         title,
         subject=after,
         evidence=tuple(evidence),

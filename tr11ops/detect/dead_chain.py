@@ -20,5 +20,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} can never start: {job.reason}",
                 subject=job.job_id,
                 evidence=evidence,
-                fix=signs.scheduler_command(snapshot, "scancel", job),
+                fix=signs.command(snapshot, "launch --repair"),
             )

@@ -20,6 +20,7 @@ from tr11ops.detect import (
     suspended,
     two_attempts,
     unfinished_end,
+    zombie,
 )
 from tr11ops.detect.finding import Finding
 from tr11ops.snapshot import Snapshot
@@ -32,6 +33,7 @@ DETECTORS: tuple[Detector, ...] = (
     stalled.detect,
     suspended.detect,
     lingering.detect,
+    zombie.detect,
     node_lost.detect,
     dead_chain.detect,
     held.detect,

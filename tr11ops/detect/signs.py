@@ -74,6 +74,13 @@ def queued_tasks(jobs: tuple[Job, ...]) -> int:
     return sum(max(1, len(job.pending_tasks)) for job in jobs)
 
 
+def tasks_to_come(snapshot: Snapshot) -> int:
+    """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue shows."""
+    living = {job.array_id or job.raw_id for job in (*active_jobs(snapshot), *startable_jobs(snapshot))}
+    own = [entry for entry in known(snapshot.submissions, ()) if entry.job_id in living and entry.chain == "self"]
+    return min((entry.left for entry in own), default=0)
+
+
 def identifiers(job: Job) -> frozenset[str]:
     """Every id under which the run directory may know a started job."""
     return frozenset({job.job_id, job.raw_id})
@@ -156,7 +163,7 @@ def queue_coverage_seconds(snapshot: Snapshot) -> float | None:
     """Training time that the running task and the queued ones still hold; None where it cannot be told."""
     if isinstance(snapshot.jobs, Unknown):
         return None
-    covered = 0.0
+    covered = longest = 0.0
     for job in (*active_jobs(snapshot), *startable_jobs(snapshot)):
         whole = task_seconds(snapshot, job)
         if whole is None:
@@ -165,7 +172,8 @@ def queue_coverage_seconds(snapshot: Snapshot) -> float | None:
             covered += whole * max(1, len(job.pending_tasks))
         elif job.start_time is not None:
             covered += max(0.0, whole - max(0.0, snapshot.time - job.start_time))
-    return covered
+        longest = max(longest, whole)
+    return covered + longest * tasks_to_come(snapshot)
 
 
 # ----------------------------------------------------------------------------- life

@@ -5,39 +5,65 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
+from tr11ops.cluster.site import SiteRules
 from tr11ops.evidence import cause, read_exclusions
+from tr11ops.launch.chain import Chain
 from tr11ops.launch.datasets import DatasetFacts, look_at, prefixes_of
+from tr11ops.launch.history import RunHistory, read_history
+from tr11ops.launch.surroundings import (
+    AccessFault,
+    ClockFacts,
+    Holder,
+    clock_of_file_system,
+    prefixes_without_maps,
+    read_access,
+    read_clocks,
+    read_holder,
+    read_pause,
+    read_traces,
+)
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
+from tr11ops.twin.rehearsal import rehearsal_refusal
 from trainer.contract import Manifest, checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for a single job."""
+    """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for single jobs.
+
+    `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`: compare every byte of
+    the checkpoint with its manifest, not only the sizes.
+    """
 
     array: str | None = None
     tasks: int = 1
     exclude: tuple[str, ...] = ()
     after: str | None = None
     on_scheduler: bool = True  # False for a foreground training
+    chain: Chain | None = None
+    read_digests: bool = False
 
 
 @dataclass(frozen=True)
 class PlaceFacts:
-    """Whether the run directory can be written to. `fault` is empty when it can, or could be made."""
+    """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
+
+    `free_inodes` is None where the file system does not count them.
+    """
 
     fault: str
     free_bytes: Observed[int]
+    free_inodes: Observed[int | None] = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,7 @@ class CheckpointFacts:
     latest: Observed[int | None]
     rejected: tuple[tuple[int, str], ...]
     manifest: Manifest | None
+    verified: str = "sizes"
 
 
 @dataclass(frozen=True)
@@ -91,6 +118,16 @@ class LaunchFacts:
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
     checkpoints: Observed[CheckpointFacts]
+    host: str = ""
+    site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
+    traces: Observed[Mapping[str, str]] = field(default_factory=dict)  # tag -> job that ran under it
+    history: Observed[RunHistory] = field(default_factory=RunHistory)
+    clocks: Observed[tuple[ClockFacts, ...]] = ()
+    access: Observed[tuple[AccessFault, ...]] = ()
+    pause: str | None = None
+    holder: Observed[Holder | None] = None  # the living trainer that holds the run's lease
+    without_maps: Observed[tuple[str, ...]] = ()
+    rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
 def observe_launch(
@@ -101,30 +138,61 @@ def observe_launch(
     scheduler: Scheduler | None,
     other_scheduler: Callable[[str], Scheduler],
     user: str,
+    site: Callable[[], SiteRules] | None = None,
 ) -> LaunchFacts:
-    """Look at the scheduler and the file system; changes nothing and creates nothing.
+    """Look at the scheduler and the file system; changes nothing and leaves nothing.
 
     `scheduler` is None for a foreground training. `other_scheduler` opens the one that an older submission names.
+    `site` asks for the site's rules, None where there are none. The queue is asked before anything else: what an
+    earlier launch left in doubt is found there, or in the attempts' records.
     """
     submissions = _observed(lambda: tuple(directory.read_submissions()))
     own = scheduler.name if scheduler else ""
+    jobs = _observed(lambda: scheduler.jobs() if scheduler else ())
+
+    def ask(read: Callable[[], Any]) -> Any:
+        """One more question; none to a scheduler that was silent, for each would cost its whole time-out."""
+        return jobs if isinstance(jobs, Unknown) else _observed(read)
+
+    moment = now()
+    has_data = card.rehearsal is None
     return LaunchFacts(
-        time=now(),
+        time=moment,
         user=user,
-        jobs=_observed(lambda: scheduler.jobs() if scheduler else ()),
-        nodes=_observed(lambda: scheduler.nodes() if scheduler else ()),
-        partitions=_observed(lambda: scheduler.partitions() if scheduler else ()),
-        after=_observed(lambda: scheduler.job(request.after) if scheduler and request.after else None),
+        jobs=jobs,
+        nodes=ask(lambda: scheduler.nodes() if scheduler else ()),
+        partitions=ask(lambda: scheduler.partitions() if scheduler else ()),
+        after=ask(lambda: scheduler.job(request.after) if scheduler and request.after else None),
         submissions=submissions,
         elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
         foreground=_observed(lambda: foreground_trainings(directory)),
         exclusions=read_exclusions(directory.exclusions),
         place=look_at_place(directory),
         kill_switch=_kill_switch(directory),
-        datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)),
-        tokenizer=_tokenizer(card),
-        checkpoints=_observed(lambda: _checkpoints(directory)),
+        datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
+        tokenizer=_tokenizer(card) if has_data else TokenizerFacts(),
+        checkpoints=_observed(lambda: _checkpoints(directory, request.read_digests)),
+        host=host_name(),
+        site=ask(site) if site else None,
+        traces=_observed(lambda: read_traces(directory, known(submissions, ()))),
+        history=_observed(lambda: read_history(directory.paths)),
+        clocks=_observed(lambda: _clocks(directory, moment)),
+        access=_observed(lambda: read_access(directory)),
+        pause=read_pause(directory),
+        holder=_observed(lambda: read_holder(directory.paths, now())),
+        without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
+        rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
     )
+
+
+def _clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts, ...]:
+    """Clocks that can be compared; on a run directory that is still to be made, or read-only, there is none of here."""
+    found = list(read_clocks(directory.paths, moment))
+    try:
+        found.append(clock_of_file_system(directory.paths.state))
+    except OSError:
+        return tuple(found)  # no files without names on this file system: the nodes' heartbeats remain
+    return tuple(found)
 
 
 def _observed(read: Callable[[], Any]) -> Any:
@@ -194,7 +262,13 @@ def look_at_place(directory: RunDirectory) -> PlaceFacts:
             fault = f"{folder} cannot be written to"
         if fault:
             break
-    return PlaceFacts(fault, _observed(lambda: shutil.disk_usage(_nearest(paths.checkpoints)).free))
+    place = _nearest(paths.checkpoints)
+    return PlaceFacts(fault, _observed(lambda: shutil.disk_usage(place).free), _observed(lambda: _free_inodes(place)))
+
+
+def _free_inodes(place: Path) -> int | None:
+    counted = os.statvfs(place)
+    return counted.f_favail if counted.f_files else None
 
 
 def _nearest(path: Path) -> Path:
@@ -255,22 +329,23 @@ def _tokenizer(card: RunCard) -> TokenizerFacts:
         return TokenizerFacts(fault=f"{path} is not a tokenizer")
 
 
-def _checkpoints(directory: RunDirectory) -> CheckpointFacts:
+def _checkpoints(directory: RunDirectory, read_digests: bool) -> CheckpointFacts:
     folder = directory.paths.checkpoints
     steps = checkpoint_steps(folder)
     latest = _observed(lambda: read_latest(folder))
     named = latest if isinstance(latest, int) else None
     rejected: list[tuple[int, str]] = []
+    verified = "digests" if read_digests else "sizes"
     # The trainer's order: what `latest` names, then what is older than it, newest first; what is newer comes last.
     for step in sorted(steps, key=lambda step: (named is not None and step > named, -step)):
-        manifest, fault = _verify(directory, step)
+        manifest, fault = _verify(directory, step, read_digests)
         if not fault:
-            return CheckpointFacts(tuple(steps), latest, tuple(rejected), manifest)
+            return CheckpointFacts(tuple(steps), latest, tuple(rejected), manifest, verified)
         rejected.append((step, fault))
-    return CheckpointFacts(tuple(steps), latest, tuple(rejected), None)
+    return CheckpointFacts(tuple(steps), latest, tuple(rejected), None, verified)
 
 
-def _verify(directory: RunDirectory, step: int) -> tuple[Manifest | None, str]:
+def _verify(directory: RunDirectory, step: int, read_digests: bool) -> tuple[Manifest | None, str]:
     """The manifest of one checkpoint and its first fault; an empty fault means that it is whole."""
     folder = directory.paths.checkpoint(step)
     try:
@@ -281,6 +356,6 @@ def _verify(directory: RunDirectory, step: int) -> tuple[Manifest | None, str]:
         return None, "it has no manifest, so it was not finished"
     if manifest.step != step:
         return manifest, f"its manifest is of step {manifest.step}"
-    faults = manifest_faults(folder, manifest, read_digests=False)
+    faults = manifest_faults(folder, manifest, read_digests=read_digests)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return manifest, f"{faults[0]}{more}" if faults else ""

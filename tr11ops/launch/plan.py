@@ -52,7 +52,7 @@ def plan_launch(
     batch = BatchRequest(
         script="",
         name=card.run.name,
-        nodes=slurm.nodes,
+        nodes=slurm.allocated_nodes,
         time_limit_seconds=card.time_limit_seconds,
         output=str(paths.folder.relative_to(directory.root) / output),
         working_directory=directory.root,
@@ -77,6 +77,9 @@ def plan_launch(
         setup=slurm.setup,
         environment=slurm.environment,
         hint=slurm.hint,
+        survives_nodes=slurm.spare_nodes > 0,
+        silence=paths.folder / "agent-silent",
+        attempts=directory.paths.attempts,
     )
     return LaunchPlan(
         tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant
@@ -94,7 +97,8 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[st
     request = plan.request
     count = "1 task" if plan.tasks == 1 else f"{plan.tasks} tasks, one after another"
     tasks = f"array {request.array}: {count}" if request.array else "one job"
-    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
+    nodes = "1 node" if card.slurm.nodes == 1 else f"{card.slurm.nodes} nodes"
+    spares = f", {card.slurm.spare_nodes} spare" if card.slurm.spare_nodes else ""
     workers = f"{nodes} x {card.slurm.workers} worker{'' if card.slurm.workers == 1 else 's'}"
     gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
     minutes = card.run.exit_duration_minutes
@@ -104,7 +108,7 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[st
         ("directory", str(plan.directory.root)),
         ("scheduler", scheduler + (f", partition {request.partition}" if request.partition else "")),
         ("job", tasks),
-        ("workers", workers + gpus),
+        ("workers", workers + gpus + spares),
         ("time limit", card.slurm.time_limit + leaves),
     ]
     if request.dependency:

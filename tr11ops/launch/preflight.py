@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.cluster.base import Partition
+from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.datasets import DatasetFacts
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.launch.history import RunHistory
+from tr11ops.launch.margins import is_measured, margin_checks
+from tr11ops.launch.place import holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
-from trainer.model.flops import checkpoint_bytes, count_parameters
+from tr11ops.units import duration
 
-CHECKPOINTS_OF_ROOM = 2
+INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 
 
 def preflight(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> tuple[Check, ...]:
@@ -31,17 +35,34 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     workers = f"{card.slurm.nodes} x {card.slurm.workers} workers"
     shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
     yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
+    history = known(facts.history, RunHistory())
     for problem in card_warnings(card):
-        yield warning("card", str(problem))
+        if problem.key != "run.exit_duration_minutes" or not is_measured(history):
+            yield warning("card", str(problem))
+    yield from margin_checks(card, history)
+    if facts.rehearsal_refusal:
+        yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
     if request.on_scheduler:
         yield from _partition_checks(card, request, facts)
-    yield from _place_checks(card, directory, facts)
-    yield from _kill_switch_checks(directory, facts)
-    yield from _data_checks(card, facts)
-    yield from _tokenizer_checks(card, facts)
+        if request.chain is not None:
+            yield from chain_checks(request.chain)
+    yield from place_checks(card, directory, facts)
+    yield from switch_checks(directory, facts)
+    if card.rehearsal is None:
+        yield from _data_checks(card, facts)
+        yield from _map_checks(card, facts)
+        yield from _tokenizer_checks(card, facts)
     if not facts.place.fault:  # what cannot be a run directory has no state to be read
         yield from queue_checks(card.run.name, directory, request, facts)
+        yield from holder_checks(card, directory, facts)
         yield from checkpoint_checks(card, directory, facts)
+        if request.array is not None or (request.chain is not None and request.chain.tasks > 1):
+            yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
+
+
+def _resumed_step(facts: LaunchFacts) -> int:
+    found = facts.checkpoints
+    return 0 if isinstance(found, Unknown) or found.manifest is None else found.manifest.step
 
 
 # ----------------------------------------------------------------------------- the cluster
@@ -99,65 +120,35 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
         )
-        yield refused("exclude", rule, f"the nodes are {_short(sorted(nodes))}", 2)
-    wanted = card.slurm.nodes
+        yield refused("exclude", rule, f"the nodes are {short(sorted(nodes))}", 2)
+    wanted = card.slurm.allocated_nodes
     open_to_us = [nodes[name] for name in partition.node_names if name in nodes and name not in excluded]
     usable = [node for node in open_to_us if node.is_usable]
     counted = f"{len(open_to_us)} of partition {partition.name} after {len(excluded)} excluded"
     if len(open_to_us) < wanted:
-        yield refused(
-            "nodes", f"{wanted} are needed, there are {counted}", "ask for fewer with --nodes, or exclude fewer"
-        )
+        fix = "ask for fewer with --nodes, or exclude fewer"
+        if card.slurm.nodes <= len(open_to_us):
+            fix = f"set slurm.spare_nodes to {len(open_to_us) - card.slurm.nodes}, or exclude fewer"
+        yield refused("nodes", f"{_wanted_nodes(card)} are needed, there are {counted}", fix)
     elif len(usable) < wanted:
-        gone = _short(sorted(node.name for node in open_to_us if not node.is_usable))
-        yield warning("nodes", f"{wanted} are needed, {len(usable)} can be used now ({gone} cannot): the job will wait")
+        gone = short(sorted(node.name for node in open_to_us if not node.is_usable))
+        now = f"{len(usable)} can be used now ({gone} cannot)"
+        yield warning("nodes", f"{_wanted_nodes(card)} are needed, {now}: the job will wait")
     else:
         spare = len(usable) - wanted
-        yield ok("nodes", f"{wanted} of {len(usable)} usable ({spare} spare, {len(excluded)} excluded)")
+        yield ok("nodes", f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)")
     small = [node.name for node in open_to_us if node.gpus < card.slurm.gpus_per_node]
     if card.slurm.gpus_per_node and len(open_to_us) - len(small) < wanted <= len(open_to_us):
-        rule = f"{card.slurm.gpus_per_node} GPUs a node are needed, {_short(small)} have fewer"
+        rule = f"{card.slurm.gpus_per_node} GPUs a node are needed, {short(small)} have fewer"
         yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 
-# ----------------------------------------------------------------------------- the file system
-def _place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
-    odd = next((character for character in "\\%" if character in str(directory.root)), None)
-    if odd is not None:
-        rule = f"{directory.root} holds a {odd!r}, which Slurm reads as a pattern in the names of its output files"
-        yield refused("run.directory", rule, "choose a path without it", 2)
-    if facts.place.fault:
-        yield refused(
-            "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"
-        )
-        return
-    count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
-    each = checkpoint_bytes(count.total, card.precision)
-    needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
-    if isinstance(free, Unknown):
-        yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")
-    elif free < needed:
-        rule = f"{_bytes(free)} free below {directory.root}, two checkpoints need {_bytes(needed)}"
-        yield refused("space", rule, "remove old checkpoints, or choose another run.directory")
-    else:
-        yield ok("directory", f"{directory.root}: {_bytes(free)} free, a checkpoint takes {_bytes(each)}")
+def _wanted_nodes(card: RunCard) -> str:
+    spares = card.slurm.spare_nodes
+    return f"{card.slurm.nodes} + {spares} spare" if spares else str(card.slurm.nodes)
 
 
-def _kill_switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
-    switch = facts.kill_switch
-    if switch.other_run:
-        rule = f"{directory.kill_switch} belongs to another run, {switch.other_run}"
-        yield refused("run.kill_switch", rule, "leave run.kill_switch out, or name a file of this run's own", 2)
-    if switch.is_set:
-        by = f" by {switch.who}" if switch.who else ""
-        why = f" ({switch.why})" if switch.why else ""
-        yield refused(
-            "kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 kill --release`"
-        )
-    elif not switch.other_run:
-        yield ok("kill switch", "not set")
-
-
+# ----------------------------------------------------------------------------- the data
 def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
     tokens = documents = 0
     for dataset in facts.datasets:
@@ -196,6 +187,20 @@ def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[Check]:
             yield warning("data.split", rule, "give more data, or a larger share")
 
 
+def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
+    """Index maps that are missing are built at the start of the training, by one worker while all others wait."""
+    missing = facts.without_maps
+    if isinstance(missing, Unknown):
+        yield warning("index maps", f"they could not be looked for ({missing.why}); they are built if they are missing")
+    elif missing:
+        documents = sum(dataset.documents for dataset in facts.datasets if dataset.prefix in missing)
+        seconds = (documents + card.batch.train_samples) / INDEX_RATE
+        count = f"{len(missing)} of {len(facts.datasets)} data sets"
+        yield ok("index maps", f"{count} have none yet: built at the start, in about {duration(max(1.0, seconds))}")
+    else:
+        yield ok("index maps", "there for every data set")
+
+
 def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
     tokenizer, rows = facts.tokenizer, card.tokenizer.padded_vocabulary_size
     if tokenizer.fault:
@@ -210,17 +215,3 @@ def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
 # ----------------------------------------------------------------------------- words
 def _hours(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
-
-
-def _bytes(count: int) -> str:
-    """Decimal units, as disks and quotas are sold."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
-
-
-def _short(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

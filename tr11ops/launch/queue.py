@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
-from tr11ops.rundir import RunDirectory, parse_comment
-from tr11ops.snapshot import Unknown
+from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.snapshot import Unknown, known
 
 
 def own_jobs(name: str, directory: RunDirectory, jobs: Iterable[Job], user: str) -> tuple[list[Job], list[Job]]:
@@ -58,9 +58,7 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
     ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
     for job in namesakes:
         yield warning("queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run")
-    lost = [entry for entry in facts.submissions if entry.job_id is None]
-    if lost and not ours:
-        yield warning("queue", f"the scheduler has no trace of submission {lost[-1].tag}, whose answer was lost")
+    yield from _lost_checks(facts, facts.jobs)
     doubtful = [job for job in ours if job.state is JobState.UNKNOWN]
     if doubtful:
         yield unknown("queue", f"the state of job {doubtful[0].job_id} of this run is unknown")
@@ -70,6 +68,53 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
         yield from _behind(request.after, ours, facts)
 
 
+# ----------------------------------------------------------------------------- submissions whose answer was lost
+BEING_SUBMITTED = "being submitted"
+SUPERSEDED = "superseded by "
+SUBMITTING_SECONDS = 150.0  # a client that still submits has been at it for less
+
+
+def is_in_doubt(record: Submission) -> bool:
+    """Was it sent without any word whether the scheduler took it?"""
+    return record.job_id is None and not is_superseded(record)
+
+
+def is_superseded(record: Submission) -> bool:
+    """Was it given up for another one? Its job, should it come after all, leaves at once."""
+    return record.note.startswith(SUPERSEDED)
+
+
+def job_of_tag(tag: str, jobs: Iterable[Job], traces: Mapping[str, str]) -> str | None:
+    """The number of the submission's job: by the comment of one in the queue, else by the record of an attempt."""
+    for job in jobs:
+        mark = parse_comment(job.comment)
+        if mark is not None and mark[0] == tag:
+            return array_number(job)
+    return traces.get(tag)
+
+
+def without_trace(facts: LaunchFacts, jobs: Iterable[Job]) -> list[Submission]:
+    """The submissions in doubt of which neither the queue nor the run directory knows a job."""
+    listed, traces = tuple(jobs), known(facts.traces, {})
+    doubtful = (entry for entry in known(facts.submissions, ()) if is_in_doubt(entry))
+    return [entry for entry in doubtful if job_of_tag(entry.tag, listed, traces) is None]
+
+
+def _lost_checks(facts: LaunchFacts, jobs: Iterable[Job]) -> Iterator[Check]:
+    if isinstance(facts.traces, Unknown):
+        yield unknown("queue", f"the records of the attempts could not be read ({facts.traces.why})")
+        return
+    for entry in without_trace(facts, jobs):
+        age = facts.time - entry.time
+        if entry.note == BEING_SUBMITTED and entry.host != facts.host and 0 <= age < SUBMITTING_SECONDS:
+            rule = f"{entry.user} has begun to launch this run on {entry.host} {age:.0f} s ago"
+            yield refused("queue", rule, f"look again in {SUBMITTING_SECONDS - age:.0f} s")
+        else:
+            rule = f"the scheduler has no trace of submission {entry.tag}, whose answer was lost"
+            yield warning("queue", rule, "if its job should come after all, it leaves at once")
+
+
+# ----------------------------------------------------------------------------- the line
 def _first_in_line(ours: list[Job], user: str) -> Iterator[Check]:
     if not ours:
         yield ok("queue", "nothing of this run is queued or running")

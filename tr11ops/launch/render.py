@@ -34,8 +34,11 @@ def code_root() -> Path | None:
     return None if str(root) in {str(Path(path).resolve()) for path in installed if path} else root
 
 
-def batch_options(request: BatchRequest, hint: str | None = None) -> list[str]:
-    """The `#SBATCH` options of a request, so that `sbatch` alone would do with the script what tr11 does."""
+def batch_options(request: BatchRequest, hint: str | None = None, survives_nodes: bool = False) -> list[str]:
+    """The `#SBATCH` options of a request, so that `sbatch` alone would do with the script what tr11 does.
+
+    `survives_nodes`: the job has spare nodes, so that it lives on when one dies (the step never does).
+    """
     early = request.signal_seconds_before_limit
     limit = request.time_limit_seconds
     values: list[tuple[str, object]] = [
@@ -60,7 +63,8 @@ def batch_options(request: BatchRequest, hint: str | None = None) -> list[str]:
         ("comment", request.comment or None),
     ]
     # After a node's death the next array task starts in a second or two; a requeued one waits two minutes.
-    return [*(f"--{name}={_quoted(str(value))}" for name, value in values if value is not None), "--no-requeue"]
+    flags = ["--no-requeue", *(["--no-kill"] if survives_nodes else [])]
+    return [*(f"--{name}={_quoted(str(value))}" for name, value in values if value is not None), *flags]
 
 
 def _quoted(text: str) -> str:
@@ -79,12 +83,18 @@ def render_script(
     setup: Sequence[str],
     environment: Mapping[str, str],
     hint: str | None = None,
+    survives_nodes: bool = False,
+    silence: Path | None = None,
+    attempts: Path | None = None,
 ) -> str:
     """The whole script. `setup` lines stand as they are (the node's shell expands them); all else is quoted.
 
+    `silence` is a folder that the script makes when the agent has left no verdict below `attempts`; when it is there
+    already, the script holds what waits.
+
     Raises ValueError when a value cannot stand in a script (a NUL, or a line end on an `#SBATCH` line).
     """
-    options = batch_options(request, hint)
+    options = batch_options(request, hint, survives_nodes)
     for text in (*options, request.name, variant):
         if "\n" in text or "\r" in text:
             raise ValueError(f"{text!r} cannot stand on one line of a batch script; choose a path without line ends")
@@ -107,6 +117,8 @@ def render_script(
             code_root=str(root) if root else "",
             setup=list(setup),
             command=list(command),
+            silence=str(silence) if silence and attempts else "",
+            attempts=str(attempts or ""),
         )
     )
     if "\0" in script:

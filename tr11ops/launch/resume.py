@@ -62,7 +62,10 @@ def _resume_checks(
         rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
         yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
     if not differences:
-        yield ok("checkpoints", f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}")
+        yield ok(
+            "checkpoints",
+            f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified",
+        )
 
 
 def _topology(card: RunCard, manifest: Manifest) -> str:

@@ -17,9 +17,11 @@ from typing import Any
 from tr11ops import __version__
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.journal import Journal
-from tr11ops.launch.facts import kill_switch_claim
+from tr11ops.launch.facts import LaunchFacts, kill_switch_claim
 from tr11ops.launch.plan import LaunchPlan
-from tr11ops.rundir import Submission, SubmissionPaths, make_shared, parse_comment, write_text
+from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
+from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
+from tr11ops.snapshot import known
 from trainer.contract import host_name, write_json
 
 VERSIONED = ("torch", "deepspeed", "numpy", "transformers")
@@ -103,12 +105,16 @@ def submit(
     card_toml: str,
     user: str,
     why: str = "",
+    chain: str = "",
+    left: int = 0,
     pause: Callable[[float], None] = time.sleep,
 ) -> Submission:
     """Keep script, card and versions, submit, and record the job id. The caller holds the launch lock.
 
-    Raises SchedulerError with the scheduler's reason (nothing was submitted), SubmissionUnknown when its answer was
-    lost and the job is not found by its comment, OSError when the run directory cannot be written to.
+    What is sent is recorded before, so that a client that dies at any moment leaves its tag to be looked up. `chain`
+    and `left` are kept in the record. Raises SchedulerError with the scheduler's reason (nothing was submitted),
+    SubmissionUnknown when its answer was lost and the job is not found by its comment, OSError when the run directory
+    cannot be written to.
     """
     directory, request = plan.directory, plan.request
     journal = Journal(directory.journal)
@@ -116,8 +122,8 @@ def submit(
     write_text(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
     _claim_kill_switch(plan)
-    record = _record(plan, scheduler, user)
-    directory.write_submission(replace(record, note="being submitted"))
+    record = replace(_record(plan, scheduler, user), chain=chain, left=left)
+    directory.write_submission(replace(record, note=BEING_SUBMITTED))
     journal.write(
         "launch",
         why,
@@ -141,6 +147,39 @@ def submit(
     directory.write_submission(done)
     journal.write("submitted", why, {"tag": plan.tag, "job_id": job_id}, user)
     return done
+
+
+def settle(
+    directory: RunDirectory,
+    facts: LaunchFacts,
+    scheduler: Scheduler,
+    tag: str,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring every submission in doubt to an end before `tag` is submitted. The caller holds the launch lock.
+
+    Those whose job is found get its number. Of the others the scheduler is asked once more, after a while, because a
+    controller that was frozen takes what lay before its door when it wakes; then they are superseded by `tag`, so that
+    a job which comes still later leaves at once. Raises LaunchBusy when one has come meanwhile.
+    """
+    doubtful = [entry for entry in known(facts.submissions, ()) if is_in_doubt(entry)]
+    if not doubtful:
+        return
+    jobs, traces = known(facts.jobs, ()), known(facts.traces, {})
+    if without_trace(facts, jobs):
+        pause(LOOKUP_PAUSE_SECONDS)
+        jobs = scheduler.jobs()
+    journal = Journal(directory.journal)
+    arrived = []
+    for entry in doubtful:
+        number = job_of_tag(entry.tag, jobs, traces)
+        done = replace(entry, note=f"{SUPERSEDED}{tag}") if number is None else replace(entry, job_id=number, note="")
+        directory.write_submission(done)
+        journal.write("submission-settled", done.note, {"tag": entry.tag, "job_id": number}, facts.user)
+        if number is not None and job_of_tag(entry.tag, known(facts.jobs, ()), traces) is None:
+            arrived.append(number)
+    if arrived:
+        raise LaunchBusy(f"job {', '.join(arrived)} of an earlier launch has just come: look with `tr11 status`")
 
 
 def _record(plan: LaunchPlan, scheduler: Scheduler, user: str) -> Submission:
@@ -174,10 +213,9 @@ def _look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None]) -> 
             jobs = scheduler.jobs()
         except SchedulerUnreachable:
             continue
-        for job in jobs:
-            mark = parse_comment(job.comment)
-            if mark and mark[0] == tag:
-                return job.array_id or job.raw_id
+        found = job_of_tag(tag, jobs, {})
+        if found is not None:
+            return found
     return None
 
 

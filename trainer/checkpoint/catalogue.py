@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -53,6 +54,25 @@ def remove_leftovers(folder: Path) -> list[str]:
         shutil.rmtree(entry)
     for entry in files:
         entry.unlink(missing_ok=True)
+    return [entry.name for entry in (*folders, *files)]
+
+
+def fence_off(folder: Path) -> list[str]:
+    """Take away what a superseded trainer could still publish, one rename each; returns the names.
+
+    Called by the new holder of the run's lease before it reads anything: the other's next rename then fails. Folders
+    are removed as far as that goes (its writers may still fill them); the next save removes the rest.
+    """
+    folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
+    for file in files:
+        file.unlink(missing_ok=True)
+    for entry in folders:
+        away = entry.with_name(f"{entry.name}-{uuid.uuid4().hex[:8]}")
+        try:
+            entry.rename(away)
+        except FileNotFoundError:
+            continue  # its trainer was faster: it is complete, and found as such
+        shutil.rmtree(away, ignore_errors=True)
     return [entry.name for entry in (*folders, *files)]
 
 

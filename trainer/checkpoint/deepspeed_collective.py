@@ -37,7 +37,16 @@ from trainer.checkpoint.deepspeed_layout import DeepSpeedSource, open_deepspeed_
 from trainer.checkpoint.deepspeed_names import layer_file, module_name, optimizer_file, place_of, rank_file
 from trainer.checkpoint.deepspeed_partition import fragments_of
 from trainer.checkpoint.deepspeed_write import UNKNOWN_SETTINGS, write_file
-from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, prepare, publish, write_extras
+from trainer.checkpoint.publishing import (
+    RNG,
+    CheckpointInfo,
+    Extras,
+    Fence,
+    make_manifest,
+    prepare,
+    publish,
+    write_extras,
+)
 from trainer.checkpoint.sharded_files import Piece
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.state import ShardedState
@@ -136,6 +145,7 @@ def save_deepspeed(
     settings: OptimizerSettings = UNKNOWN_SETTINGS,
     save_optimizer: bool = True,
     group: dist.ProcessGroup | None = None,
+    fence: Fence | None = None,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name it. Collective.
 
@@ -156,7 +166,8 @@ def save_deepspeed(
         entries = crew.each(what, lambda: _write_share(partial, share, extras, info, settings))
         entries += crew.each(what, lambda: write_extras(partial, crew.rank, step, extras))
         written = tuple(chain.from_iterable(crew.gather(entries)))
-        total = crew.on_first(what, lambda: publish(folder, partial, make_manifest(step, extras, info, written)))
+        manifest = make_manifest(step, extras, info, written)
+        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence))
     except CheckpointError:
         if crew.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,10 @@ from torch import Tensor
 from trainer.checkpoint import catalogue
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
-from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_atomically
+from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_beside
 
 RNG, CURSOR = "rng", "cursor.json"
+Fence = Callable[[], None]  # raises when this trainer may not publish any more
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,12 @@ def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tupl
     )
 
 
-def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = True) -> int:
+def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = True, fence: Fence | None = None) -> int:
     """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written.
 
-    `latest`: whether the file of that name shall name it.
+    `latest`: whether the file of that name shall name it. `fence` is asked last, when everything lies ready under
+    hidden names: what follows are renames of these, and whoever takes the run over takes them away first (see
+    `trainer.checkpoint.catalogue.fence_off`). So even a trainer that was frozen behind its fence changes nothing.
     """
     faults = manifest_faults(partial, manifest, read_digests=False)
     if faults:
@@ -115,15 +118,34 @@ def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = T
         for _ in flushing.map(sync_folder, [*inner, partial]):
             pass
     home = folder / checkpoint_name(manifest.step)
-    aside = catalogue.replaced_path(folder, manifest.step, uuid.uuid4().hex[:12])
-    replacing = home.exists()
-    if replacing:
-        home.rename(aside)
-    partial.rename(home)
-    sync_folder(folder)
-    if latest:
-        write_atomically(folder / LATEST_FILE, home.name)
+    pointer = write_beside(folder / LATEST_FILE, home.name) if latest else None
+    try:
+        if fence is not None:
+            fence()
+        aside = _take_place(folder, partial, home, manifest.step)
         sync_folder(folder)
-    if replacing:
+        if pointer is not None:
+            pointer.replace(folder / LATEST_FILE)
+            sync_folder(folder)
+    except BaseException:
+        if pointer is not None:
+            pointer.unlink(missing_ok=True)
+        raise
+    if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)  # if this fails, the next save or search removes it
     return manifest.total_bytes
+
+
+def _take_place(folder: Path, partial: Path, home: Path, step: int) -> Path | None:
+    """Give the folder its name; returns where an older checkpoint of the same name was moved, if there was one."""
+    if not home.exists():
+        partial.rename(home)
+        return None
+    aside = catalogue.replaced_path(folder, step, uuid.uuid4().hex[:12])
+    home.rename(aside)
+    try:
+        partial.rename(home)
+    except OSError:
+        aside.rename(home)
+        raise
+    return aside

@@ -31,6 +31,7 @@ from trainer.checkpoint.publishing import (
     RNG,
     CheckpointInfo,
     Extras,
+    Fence,
     extra_files,
     make_manifest,
     prepare,
@@ -98,12 +99,13 @@ def save(
     group: dist.ProcessGroup | None = None,
     save_optimizer: bool = True,
     save_random_state: bool = True,
+    fence: Fence | None = None,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
-    takes it. `save_random_state`: without it a load derives random streams anew.
+    takes it. `save_random_state`: without it a load derives random streams anew. `fence`: see `publish`; of rank 0.
     An existing checkpoint of the same step is replaced. Folders that killed saves left are removed first, so no
     AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
@@ -119,7 +121,8 @@ def save(
     try:
         entries = crew.each(what, lambda: _write(partial, crew.rank, step, parts, shares, chosen))
         written = tuple(chain.from_iterable(crew.collect(entries)))
-        total = crew.on_first(what, lambda: publish(folder, partial, make_manifest(step, extras, info, written)))
+        manifest = make_manifest(step, extras, info, written)
+        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence))
     except CheckpointError:
         if crew.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)

@@ -35,6 +35,7 @@ from trainer.checkpoint.files import (
     write_files,
 )
 from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
+from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.save_plan import Share, plan_share, signature
 from trainer.checkpoint.sharded_files import Piece
 from trainer.checkpoint.state import ShardedState
@@ -97,7 +98,8 @@ class AsyncSaver:
     """Saves checkpoints below `folder` (checkpoints/VARIANT) while the training goes on; one at a time.
 
     `report`: told, on rank 0, one line when a save cannot be asynchronous. `group`: all ranks, with a CPU back-end;
-    None is the default group, or this process alone without one. `available`: bytes of free host memory.
+    None is the default group, or this process alone without one. `available`: bytes of free host memory. `fence`: asked
+    on rank 0 before each publication, see `trainer.checkpoint.publishing.publish`.
     `start`, `poll`, `wait` and `save_now` are collective: all ranks call them in the same order, and all get outcomes
     of the same saves. They raise CheckpointError only when a rank was lost; a save that fails is an outcome.
     """
@@ -106,6 +108,7 @@ class AsyncSaver:
     report: Report
     group: dist.ProcessGroup | None = None
     available: Callable[[], int] = available_memory
+    fence: Fence | None = None
     _flight: _Flight | None = field(default=None, init=False)
     _outcomes: deque[Outcome] = field(default_factory=deque, init=False)
     _signature: object = field(default=None, init=False)
@@ -228,7 +231,7 @@ class AsyncSaver:
                 entries = self._crew.collect(self._crew.each(what, flight.written.result))
                 flight.publishing = True
                 if self._crew.rank == 0:
-                    flight.published = self._background.submit(_publish, self.folder, flight, entries)
+                    flight.published = self._background.submit(_publish, self.folder, flight, entries, self.fence)
                 return
             total = self._crew.on_first(what, lambda: flight.published.result() if flight.published else 0)
         except CheckpointError as fault:
@@ -254,7 +257,10 @@ class AsyncSaver:
         waited: float,
     ) -> None:
         try:
-            saved = store.save(self.folder, step, state, extras, info, group=self.group, save_optimizer=save_optimizer)
+            saved = store.save(
+                self.folder, step, state, extras, info,
+                group=self.group, save_optimizer=save_optimizer, fence=self.fence,
+            )  # fmt: skip
         except CheckpointError as fault:
             self._fail(step, fault)
             return
@@ -323,11 +329,11 @@ class AsyncSaver:
         return images
 
 
-def _publish(folder: Path, flight: _Flight, entries: list[list[FileEntry]]) -> int:
+def _publish(folder: Path, flight: _Flight, entries: list[list[FileEntry]], fence: Fence | None) -> int:
     """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
     written = tuple(chain.from_iterable(entries))
     manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
-    return store.publish(folder, flight.partial, manifest)
+    return store.publish(folder, flight.partial, manifest, fence=fence)
 
 
 def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:

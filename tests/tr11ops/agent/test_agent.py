@@ -14,10 +14,12 @@ import psutil
 import pytest
 
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
+from tr11ops.agent.attribution import Evidence, attribute
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.node import NodeTask
+from tr11ops.agent.records import of_marker
 from tr11ops.agent.step import Launch, LineTee, srun_command
-from tr11ops.agent.verdict import conclude, first_failure
+from tr11ops.agent.traces import read_failures
 from trainer.config import CardError
 from trainer.contract import EndMarker
 
@@ -33,15 +35,16 @@ def marker(reason: str) -> EndMarker:
     [("finished", 0), ("exit-duration", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)],
 )
 def test_the_trainers_own_word_decides(reason, status):
-    assert conclude(marker(reason), 1, None, ()).exit_status == status
+    assert of_marker(marker(reason)).exit_status == status
 
 
-def test_status_zero_without_a_word_is_a_failure():
-    verdict = conclude(None, 0, None, ())
-    assert (verdict.reason, verdict.exit_status, verdict.iteration) == ("error", 1, None)
+def first_failure(attempt: Path) -> str:
+    """What the attribution says of an attempt's records, where nothing else is known."""
+    nodes = tuple(sorted({one.host for one in read_failures(attempt, 1)}))
+    return attribute(Evidence(nodes=nodes, status=1, failures=read_failures(attempt, 1))).summary
 
 
-def test_the_first_cause_is_quoted_before_the_launchers_words(tmp_path):
+def test_the_first_cause_is_quoted_and_half_records_are_passed_over(tmp_path):
     folder = tmp_path / "failures"
     folder.mkdir()
     for rank, moment, error in ((3, 20.0, "RuntimeError: peer closed"), (5, 10.0, "MemoryError: no memory")):
@@ -50,12 +53,6 @@ def test_the_first_cause_is_quoted_before_the_launchers_words(tmp_path):
         )
     (folder / "rank-6.json").write_text('{"rank": 6')  # half a record
     assert first_failure(tmp_path) == "rank 5 on x02: MemoryError: no memory"
-    assert conclude(None, 1, first_failure(tmp_path), ("srun: error: x02: task 1: Aborted",)).message.startswith(
-        "rank 5"
-    )
-    assert (
-        conclude(None, 134, None, ("srun: error: x02: task 1: Aborted",)).message == "srun: error: x02: task 1: Aborted"
-    )
 
 
 def test_allocation_of_an_array_task():
@@ -174,21 +171,6 @@ def test_a_killed_process_comes_before_the_peers_that_lost_it(tmp_path):
     assert first_failure(tmp_path) == "rank 3 on x02: the worker was ended by SIGKILL"
 
 
-def test_a_stop_by_signal_after_a_failure_is_a_failure_with_a_checkpoint():
-    verdict = conclude(marker("signal"), 0, "x03: torchrun was ended by SIGKILL", ())
-    assert (verdict.reason, verdict.exit_status, verdict.checkpoint_step) == (
-        "error",
-        1,
-        marker("signal").checkpoint_step,
-    )
-    assert verdict.message == "x03: torchrun was ended by SIGKILL"
-    killed = "srun: error: x02: task 1: Killed"
-    assert conclude(marker("signal"), 137, None, (killed,)).message == killed
-    # What a plain stop leaves behind is none of it, nor is what fails after the end.
-    assert conclude(marker("signal"), 1, None, ("srun: error: x02: task 1: Exited with exit code 1",)).exit_status == 0
-    assert conclude(marker("finished"), 137, "x03: torchrun was ended by SIGKILL", (killed,)).exit_status == 0
-
-
 def node_agent(tmp_path: Path, torchrun: str, prelude: str = "") -> subprocess.Popen[str]:
     """A real node agent around a stand-in for torchrun (a Python program)."""
     script = textwrap.dedent(f"""
@@ -209,7 +191,7 @@ def test_a_trainer_that_stays_after_its_end_marker_is_ended(tmp_path):
     (tmp_path / "end.json").write_text(json.dumps({**vars(marker("finished")), "launch": 1}))
     child = node_agent(
         tmp_path,
-        "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); print(os.getpid()); time.sleep(600)",
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)",
         "node.QUIT_SECONDS = 0.5",
     )
     shown, _ = child.communicate(timeout=60)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.journal import read_journal
+from tr11ops.launch.session import check_launch
 from tr11ops.launch.submit import SubmissionUnknown, hold_launch_lock, submit
 from tr11ops.rundir import RunDirectory, parse_comment
 from trainer.contract import RunPaths, read_json
@@ -21,13 +23,16 @@ from trainer.contract import RunPaths, read_json
 DRY_RUN = """\
       ok  card: small/main: 2 x 1 workers = tensor 1 x pipeline 1 x data 2
       ok  partition: local, 00:10:00 (no maximum)
-      ok  nodes: 2 of 2 usable (0 spare, 0 excluded)
+      ok  nodes: 2 of 2 usable (0 to spare, 0 excluded)
+      ok  chain: 3 attempts: a job array, one task at a time
       ok  directory: DIR/run: SPACE free, a checkpoint takes 414 kB
       ok  kill switch: not set
       ok  data: 1 indexed dataset(s), 3 documents, 1,500 tokens
+      ok  index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s
       ok  tokenizer: 100 tokens in 128 rows
       ok  queue: nothing of this run is queued or running
       ok  checkpoints: none: the training starts from random weights
+      ok  coverage: 3 x 1 min = 3 min; how long the run needs is not known before its first steps
       ok  scheduler: local would take it (can run on 2 of the simulated nodes)
 
            run  small/main
@@ -198,10 +203,7 @@ class LosesAnswers(LocalScheduler):
 
 
 def plan_of(bench: LocalBench) -> object:
-    from tr11ops.cli.launch import _check, _prepare
-
-    job = _prepare(str(bench.card), [], "local", array="1-2", exclude=[], nodes=None, after=None)
-    plan = _check(job).plan
+    plan = check_launch(prepare(str(bench.card), [], "local", array="1-2")).plan
     assert plan is not None
     return plan
 

@@ -54,6 +54,22 @@ def nodes_with(states: dict[str, set[str]]) -> tuple[Node, ...]:
     )
 
 
+def chained(job_id: str, left: int) -> Submission:
+    return Submission("t", job_id, "slurm", NOW, "ana", "h", "r", "main", None, 48, "hash", chain="self", left=left)
+
+
+def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
+    """A running job whose attempt began on n01, n02, ..., with its nodes in these states and heartbeats so old."""
+    attempt = Attempt("1007", NOW - HOUR, None, nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+    return snapshot(
+        jobs=(running(**changes),), attempts=(attempt,), nodes=nodes_with(states), heartbeats=beats(age=age), steps=()
+    )
+
+
+def with_steps(given: Snapshot) -> Snapshot:
+    return dataclasses.replace(given, steps=steps(age=2 * HOUR))
+
+
 # name, snapshot, detector, expected severities
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
@@ -139,6 +155,13 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
     ("draining is not lost", snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})), "node-lost", []),
     ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
+    # an allocation without its batch script
+    ("zombie", zombie({"n01": {"down"}}, age=300), "zombie", ["CRITICAL"]),
+    ("its trainers live", zombie({"n01": {"down"}}, age=10), "zombie", []),
+    ("at a known pace of 105 s", with_steps(zombie({"n01": {"down"}}, age=300)), "zombie", []),
+    ("three steps of silence", with_steps(zombie({"n01": {"down"}}, age=320)), "zombie", ["CRITICAL"]),
+    ("another node down", zombie({"n02": {"down"}}, age=300), "zombie", []),
+    ("batch host out of the allocation", zombie({}, age=300, nodes=("n02", "n03")), "zombie", ["CRITICAL"]),
     # jobs
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), "suspended", ["CRITICAL"]),
     ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), "two-attempts", ["CRITICAL"]),
@@ -165,7 +188,13 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ),
     # the array's end
     ("last task runs", snapshot(jobs=(running(),)), "chain-end", ["WARNING"]),
-    ("one task left", snapshot(jobs=(running(), pending((8,)))), "chain-end", ["INFO"]),
+    ("one task left", snapshot(jobs=(running(), pending((8,)))), "chain-end", ["WARNING"]),
+    (
+        "each job queues the next, three to come",
+        snapshot(jobs=(running(), pending((8,))), submissions=(chained("1000", 3),)),
+        "chain-end",
+        [],
+    ),
     ("two tasks left", snapshot(jobs=(running(), pending((8, 9)))), "chain-end", []),
     ("what is left is held", snapshot(jobs=(running(), pending(reason="JobHeldUser"))), "chain-end", ["WARNING"]),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,19 @@ import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint, write_dataset
 from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
+from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.check import Check, Level, verdict
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, kill_switch_claim, look_at_place, observe_launch
+from tr11ops.launch.history import RunHistory
+from tr11ops.launch.place import files_of_checkpoint
 from tr11ops.launch.preflight import excluded_nodes, preflight
+from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED
+from tr11ops.launch.surroundings import AccessFault, ClockFacts, Holder, read_access
 from tr11ops.runcard import RunCard, load_card
-from tr11ops.rundir import RunDirectory, Submission, new_tag
-from tr11ops.snapshot import Exclusion, Unknown
-from trainer.contract import checkpoint_name, write_json
+from tr11ops.rundir import RunDirectory, Submission, make_shared, new_tag
+from tr11ops.snapshot import Exclusion, Unknown, known
+from trainer.contract import Heartbeat, checkpoint_name, write_heartbeat, write_json
+from trainer.lease import Claim, Lease
 
 MODEL = {
     "model.layers": 2, "model.hidden_size": 32, "model.attention_heads": 4, "model.ffn_hidden_size": 128,
@@ -56,13 +63,17 @@ class Bench:
         seen = observe_launch(
             self.card, self.directory, self.request, scheduler=None, other_scheduler=no_scheduler, user="me"
         )
-        return replace(seen, **{"nodes": NODES, "partitions": (PARTITION,), **self.changes})
+        return replace(seen, **{"nodes": NODES, "partitions": (PARTITION,), "access": (), **self.changes})
 
     def checks(self) -> tuple[Check, ...]:
         return preflight(self.card, self.directory, self.request, self.facts())
 
     def faults(self) -> list[str]:
         return [f"{check.level}: {check}" for check in self.checks() if check.level is not Level.OK]
+
+    def text(self) -> str:
+        """Every line, whatever its level."""
+        return "\n".join(map(str, self.checks()))
 
     def code(self) -> int:
         return verdict(self.checks())
@@ -207,6 +218,105 @@ def test_too_little_space(bench: Bench) -> None:
     assert "warning: space" in bench.faults()[0] and bench.code() == 0
 
 
+PLACE: list[tuple[dict[str, Any], str, int]] = [
+    ({"pause": "ana (new data)"}, "refused: pause: the run is paused by ana (new data); let it go on with `tr11 resume`", 1),
+    ({"access": (AccessFault(Path("/r/state"), "without the setgid bit", "ana"),)},
+     "warning: permissions: /r/state is without the setgid bit: others of the group cannot keep the run going; "
+     "mend it with `tr11 perms fix`, typed by ana", 0),
+    ({"access": Unknown("stale handle")}, "warning: permissions: they could not be read (stale handle)", 0),
+    ({"clocks": (ClockFacts("node n1", -9.2, "the file system"), ClockFacts("node n2", 1.0, "the file system"))},
+     "warning: clocks: the clock of node n1 is 9 s behind that of the file system", 0),
+    ({"site": SiteRules(clock=1.0), "time": 31.0}, "the clock of this machine is 30 s ahead of that of the scheduler", 0),
+    ({"holder": Holder("99", "far", "job 99 (launch 1) of ana on far, process 7")},
+     "refused: lease: a trainer holds this run's lease and lives: job 99 (launch 1) of ana on far, process 7", 1),
+    ({"rehearsal_refusal": "not a twin"}, "refused: rehearsal: not a twin", 2),
+    ({"submissions": (Submission(new_tag(), "1", "slurm", 1.0, "ana", "h", "other", "main", None, 2, "hash"),)},
+     "was last used by run other, launched by ana", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words", "code"), PLACE, ids=[words[:40] for _, words, _ in PLACE])
+def test_what_is_wrong_with_the_place(bench: Bench, changes: dict[str, Any], words: str, code: int) -> None:
+    bench.changes = changes
+    assert any(words in fault for fault in bench.faults()), bench.faults()
+    assert bench.code() == code
+
+
+def test_a_holder_that_the_scheduler_or_this_machine_knows_is_judged_elsewhere(bench: Bench) -> None:
+    ended = bench.job("99", JobState.COMPLETED, array_id=None)
+    bench.changes = {"holder": Holder("99", "far", "it"), "jobs": (ended,)}
+    assert bench.faults() == []
+    bench.changes = {"holder": Holder("foreground-1", bench.facts().host, "it")}
+    assert bench.faults() == []
+
+
+def test_too_few_inodes_for_two_checkpoints(bench: Bench) -> None:
+    needed = 2 * files_of_checkpoint(bench.card)
+    bench.changes = {"place": replace(bench.facts().place, free_inodes=needed - 1)}
+    assert f"refused: inodes: {needed - 1:,} inodes are free" in bench.faults()[0] and bench.code() == 1
+    for free in (needed, None):
+        bench.changes = {"place": replace(bench.facts().place, free_inodes=free)}
+        assert bench.faults() == []
+
+
+def test_spares_are_needed_too(bench: Bench) -> None:
+    bench.overrides = ["slurm.spare_nodes=2"]
+    assert "nodes: 2 + 2 spare of 4 usable (0 to spare, 0 excluded)" in bench.text()
+    bench.overrides = ["slurm.spare_nodes=3"]
+    assert (
+        "2 + 3 spare are needed, there are 4 of partition p after 0 excluded; set slurm.spare_nodes to 2"
+        in bench.faults()[0]
+    )
+    assert bench.code() == 1
+
+
+def test_measured_times_take_the_place_of_the_rule_of_thumb(bench: Bench) -> None:
+    bench.overrides = ["run.exit_duration_minutes=9.9"]
+    assert bench.faults()[0].startswith("warning: card: run.exit_duration_minutes = 9.9: leaves 0.1 minutes")
+    bench.changes = {"history": RunHistory(step=0.5, save=3.0)}
+    assert bench.faults() == [] and "margin: 6 s are left" in bench.text()
+    bench.changes = {"history": RunHistory(step=0.5, save=30.0)}
+    assert "the last checkpoint of each attempt would be lost: 6 s are left" in bench.faults()[0] and bench.code() == 2
+
+
+def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
+    directory = bench.directory
+    make_shared(directory.paths.state)
+    beat = Heartbeat(0, "n1", 1, "training", 3, time.time(), "7")
+    write_heartbeat(directory.paths.heartbeat(0), beat)
+    os.utime(directory.paths.heartbeat(0), (beat.time + 60, beat.time + 60))
+    clock, here = known(bench.facts().clocks, ())
+    assert clock.what == "node n1" and clock.ahead == pytest.approx(-60, abs=1) and abs(here.ahead) < 5
+    assert read_access(directory) == ()
+    directory.paths.state.chmod(0o755)
+    [fault] = read_access(directory)
+    assert (fault.path, fault.fault) == (directory.paths.state, "not writable for its group, without the setgid bit")
+    write_json(directory.paths.pause, {"who": "ana", "why": "new data"})
+    assert bench.facts().pause == "ana (new data)"
+    lease = Lease(directory.paths, Claim.of_this_process("99", 1))
+    assert lease.take() is None
+    holder = known(bench.facts().holder, None)
+    lease.release()
+    assert holder is not None and holder.job_id == "99" and "job 99" in holder.text
+    left = sorted(path.name for path in directory.paths.state.iterdir())
+    assert left == ["heartbeat", "lease", "lease.json", "requests"]  # nothing of ours is left behind
+
+
+def test_digests_are_compared_where_asked(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    data = place / "weights" / "part.bin"
+    data.write_bytes(bytes(64))
+    assert bench.code() == 0 and "global_step10 (saved on" in bench.text()
+    bench.request = replace(bench.request, read_digests=True)
+    assert bench.code() == 1 and "none of the 1" in bench.faults()[0]
+
+
+def test_index_maps_that_are_there_are_not_announced(bench: Bench) -> None:
+    assert "index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s" in bench.text()
+    (bench.folder / "data" / "corpus_train_indexmap_64ns_16sl_1234s_0123.json").write_text("{}")
+    assert "index maps: there for every data set" in bench.text()
+
+
 # ----------------------------------------------------------------------------- the queue
 def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
     bench.changes = {"jobs": (bench.job("7", JobState.RUNNING), bench.job("9"), bench.job("3", JobState.COMPLETED))}
@@ -265,7 +375,34 @@ def test_a_submission_whose_answer_was_lost_is_remembered(bench: Bench) -> None:
     tag = new_tag()
     lost = Submission(tag, None, "local", 1.0, "me", "here", "small", "main", None, 2, "hash")
     bench.changes = {"submissions": (lost,)}
-    assert bench.faults() == [f"warning: queue: the scheduler has no trace of submission {tag}, whose answer was lost"]
+    words = f"warning: queue: the scheduler has no trace of submission {tag}, whose answer was lost; "
+    assert bench.faults() == [words + "if its job should come after all, it leaves at once"]
+    bench.changes = {"submissions": (lost,), "traces": {tag: "12"}}
+    assert bench.faults() == []
+    bench.changes = {
+        "submissions": (lost,),
+        "jobs": (bench.job("7", JobState.FAILED, comment=bench.directory.comment(tag)),),
+    }
+    assert bench.faults() == []
+    bench.changes = {"submissions": (replace(lost, note=f"{SUPERSEDED}{new_tag()}"),)}
+    assert bench.faults() == []
+
+
+def test_a_client_on_another_host_that_still_submits_is_waited_for(bench: Bench) -> None:
+    facts = bench.facts()
+    lost = Submission(
+        new_tag(), None, "slurm", facts.time - 20, "ana", "far", "small", "main", None, 2, "hash", note=BEING_SUBMITTED
+    )
+    bench.changes = {"submissions": (lost,), "time": facts.time}
+    assert (
+        bench.faults() == ["refused: queue: ana has begun to launch this run on far 20 s ago; look again in 130 s"]
+        and bench.code() == 1
+    )
+    bench.changes = {
+        "submissions": (replace(lost, host=facts.host),),
+        "time": facts.time,
+    }  # its lock is ours: it is dead
+    assert bench.code() == 0 and "no trace" in bench.faults()[0]
 
 
 # ----------------------------------------------------------------------------- checkpoints
@@ -277,7 +414,10 @@ def test_resume_from_what_latest_names(bench: Bench) -> None:
     for step in (10, 20):
         write_checkpoint(checkpoints(bench), step, MODEL)
     assert bench.faults() == []
-    assert "resumes at step 21 from global_step20 (saved on tensor 1 x pipeline 1 x data 1)" in str(bench.checks()[-1])
+    assert (
+        "resumes at step 21 from global_step20 (saved on tensor 1 x pipeline 1 x data 1); sizes verified"
+        in bench.text()
+    )
     (checkpoints(bench) / "latest").write_text("global_step10")
     assert bench.faults() == ["warning: checkpoints: global_step20 is newer than global_step10, which latest names"]
 
@@ -296,7 +436,7 @@ def test_a_damaged_newest_one_is_passed_over(bench: Bench) -> None:
         write_checkpoint(checkpoints(bench), step, MODEL)
     cut(checkpoints(bench) / "global_step20/weights/part.bin")
     assert "warning: checkpoints: global_step20 is passed over: weights/part.bin: 63 bytes" in bench.faults()[0]
-    assert "resumes at step 11 from global_step10" in str(bench.checks()[-1]) and bench.code() == 0
+    assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
 
 
 def test_none_whole_is_refused(bench: Bench) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tr11ops.agent.records import AttemptVerdict
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.launch.render import batch_options, render_script
 
@@ -174,3 +175,41 @@ def test_a_line_end_can_never_add_an_option(tmp_path: Path) -> None:
         script(tmp_path / "a\n#SBATCH --nodes=999", ["agent"])
     with pytest.raises(ValueError, match="NUL"):
         script(tmp_path, ["a\0b"])
+
+
+def test_only_a_job_with_spares_outlives_a_node(tmp_path: Path) -> None:
+    assert batch_options(request(tmp_path), survives_nodes=True)[-2:] == ["--no-requeue", "--no-kill"]
+    assert "--no-kill" not in batch_options(request(tmp_path))
+
+
+@pytest.mark.parametrize(("status", "verdict"), [(137, False), (1, False), (1, True), (0, False)])
+def test_an_agent_that_ends_without_a_word_twice_has_the_array_held(tmp_path: Path, status: int, verdict: bool) -> None:
+    # The shell's own last resort: `scontrol` is looked up on PATH, so here stands one that notes what it is told.
+    tools, attempts = tmp_path / "tools", tmp_path / "it's attempts"
+    tools.mkdir()
+    (tools / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {shlex.quote(str(tmp_path / "told"))}\n')
+    (tools / "scontrol").chmod(0o755)
+    (attempts / "7").mkdir(parents=True)
+    if verdict:
+        (attempts / "7" / "verdict.json").touch()
+    how = f"raise SystemExit({status})" if status < 128 else "import os; os.kill(os.getpid(), 9)"
+    text = script(tmp_path, [sys.executable, "-c", how], silence=tmp_path / "silent", attempts=attempts)
+    path = write(tmp_path, text)
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_ARRAY_JOB_ID": "6",
+    }
+    environment.pop("TR11_SCHEDULER", None)
+    told = []
+    for _ in range(2):
+        done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        told.append((tmp_path / "told").read_text() if (tmp_path / "told").exists() else "")
+    silent = status != 0 and not verdict
+    assert told == ["", "hold 6\n" if silent else ""]
+    assert ("ALERT" in done.stdout) == silent
+    if silent:  # what `tr11 resume` reads
+        kept = AttemptVerdict.read(attempts / "7")
+        assert kept is not None and (kept.held, kept.restart, kept.exit_status) == (("6",), False, status)

@@ -1,0 +1,225 @@
+"""Which node is named, and what kind of fault: on lines that a real Slurm 22.05 printed, and on the workers' own words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.agent.attribution import (
+    ATTRIBUTORS,
+    Attribution,
+    Evidence,
+    Failure,
+    Kind,
+    NodeReport,
+    attribute,
+    signature,
+)
+from tr11ops.agent.srun import parse_lines
+from trainer.contract import EndMarker
+
+NODES = ("jean-zay-iam01", "jean-zay-iam02", "jean-zay-iam03")
+ONE, TWO, THREE = NODES
+
+# Recorded: a worker of node 02 was killed (SIGKILL); the agent of node 01, whose workers lost it, was the first to end.
+WORKER_KILLED = """\
+srun: error: jean-zay-iam01: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+srun: error: jean-zay-iam03: task 2: Exited with exit code 1
+srun: error: jean-zay-iam02: task 1: Exited with exit code 143"""
+
+# Recorded: slurmd, step daemon and tasks of node 02 died at one moment; srun was ended before Slurm noticed.
+NODE_DEAD = """\
+srun: error: jean-zay-iam01: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=8.0
+srun: error: jean-zay-iam03: task 2: Exited with exit code 1
+srun: forcing job termination
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish."""
+
+
+def evidence(lines: str = "", **changes: object) -> Evidence:
+    values = {"nodes": NODES, "status": 1, "srun": parse_lines(lines.splitlines()), **changes}
+    return Evidence(**values)  # type: ignore[arg-type]
+
+
+def failure(host: str, rank: int | None, error: str, time: float = 1.0, signal: int | None = None) -> Failure:
+    return Failure(host, rank, time, error, signal)
+
+
+LOST = "RankLost: connection closed by rank 2 on jean-zay-iam02"
+
+
+def marker(reason: str, message: str = "words", restart: bool = True) -> EndMarker:
+    return EndMarker(reason, 12, 10, restart, message, 1.0, ONE, "7", 1)
+
+
+# ----------------------------------------------------------------------------- srun's lines
+def test_what_srun_ended_itself_is_no_first_sign():
+    first, *later = parse_lines(WORKER_KILLED.splitlines())
+    assert (first.nodes, first.exit_code, first.is_own) == ((ONE,), 1, True)
+    assert [line.is_own for line in later] == [False, False]
+    many = parse_lines(["srun: error: x[01-02,07]: tasks 0-1,6: Killed"])
+    assert (many[0].nodes, many[0].by_signal) == (("x01", "x02", "x07"), True)
+    assert parse_lines(["srun: Job 3 step creation temporarily disabled", "[default0]: loss"]) == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Node failure on jean-zay-iam02",
+        "slurmstepd: error: *** STEP 12.0 ON jean-zay-iam01 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE jean-zay-iam02 FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+        "srun: error: Task launch for StepId=12.0 failed on node jean-zay-iam02: Communication connection failure",
+    ],
+)
+def test_a_lost_node_is_named_whatever_else_is_said(line):
+    found = attribute(evidence(f"{NODE_DEAD}\n{line}"))
+    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    assert line in found.evidence and found.confidence >= 0.9
+
+
+# ----------------------------------------------------------------------------- nodes
+def test_a_killed_worker_is_named_although_another_node_ended_first():
+    failures = (
+        failure(ONE, 0, LOST, 1.0), failure(THREE, 4, LOST, 1.0),
+        failure(TWO, 2, "the worker was ended by SIGKILL", 1.2, 9),
+    )  # fmt: skip
+    found = attribute(evidence(WORKER_KILLED, failures=failures))
+    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    assert found.summary == "rank 2 on jean-zay-iam02: the worker was ended by SIGKILL"
+
+
+def test_a_dead_node_is_named_by_the_schedulers_states_and_by_its_silence():
+    states = {ONE: frozenset({"mixed"}), TWO: frozenset({"mixed", "not_responding"}), THREE: frozenset({"mixed"})}
+    victims = (failure(ONE, 0, LOST), failure(THREE, 4, LOST))
+    found = attribute(evidence(NODE_DEAD, failures=victims, states=states))
+    assert (found.kind, found.blamed, found.confidence) == (Kind.NODE, (TWO,), 0.95)
+    silent = attribute(evidence(NODE_DEAD, failures=victims, overdue=True))
+    assert (silent.kind, silent.blamed) == (Kind.NODE, (TWO,))
+    assert attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN  # without the wait it is no sign
+
+
+def test_a_black_hole_leaves_only_sruns_line():
+    lines = "srun: error: jean-zay-iam02: task 1: Aborted\nsrun: launch/slurm: _step_signal: Terminating StepId=9.0\n"
+    found = attribute(evidence(lines + "srun: error: jean-zay-iam[01,03]: tasks 0,2: Killed"))
+    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    exited = lines.replace("Aborted", "Exited with exit code 127")
+    assert attribute(evidence(exited)).blamed == (TWO,)
+
+
+def test_a_condemned_node_is_named_by_its_own_check():
+    reports = (NodeReport(ONE), NodeReport(TWO, 4, ("gpu-count: 7 of 8",)))
+    found = attribute(evidence(WORKER_KILLED, reports=reports))
+    assert (found.blamed, found.evidence) == ((TWO,), ("jean-zay-iam02: health check gpu-count: 7 of 8",))
+
+
+def test_a_cuda_error_on_one_node_blames_it_and_the_peers_words_do_not_count():
+    failures = (
+        failure(ONE, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:3412", 0.9),
+        failure(TWO, 3, "RuntimeError: CUDA error: uncorrectable ECC error encountered", 1.0),
+        failure(THREE, 5, "DistBackendError: NCCL error: unhandled system error", 1.1),
+    )
+    found = attribute(evidence(failures=failures))
+    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+
+
+def test_death_on_most_nodes_at_once_is_no_nodes_fault():
+    failures = tuple(failure(node, rank, "the worker was ended by SIGSEGV", 1.0, 11) for rank, node in enumerate(NODES))
+    found = attribute(evidence(failures=failures))
+    assert (found.kind, found.blamed) == (Kind.UNKNOWN, ())
+
+
+def test_nodes_that_end_alike_without_a_word_name_nobody():
+    lines = "srun: error: jean-zay-iam01: task 0: Exited with exit code 1\nsrun: error: jean-zay-iam02: task 1: Exited with exit code 1"
+    assert attribute(evidence(lines)).kind is Kind.UNKNOWN
+
+
+# ----------------------------------------------------------------------------- other causes
+def test_refusals_are_configuration():
+    refused = attribute(evidence(WORKER_KILLED, marker=marker("refused", "data.prefixes: not there", False)))
+    assert (refused.kind, refused.blamed) == (Kind.CONFIGURATION, ())
+    assert attribute(evidence(WORKER_KILLED, worker_statuses={0: 2, 2: 2})).kind is Kind.CONFIGURATION
+    mixed = attribute(evidence(WORKER_KILLED, worker_statuses={0: 2, 2: 1}))
+    assert mixed.kind is not Kind.CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/scratch/run/checkpoints'", Kind.STORAGE),
+        ("OSError: [Errno 122] Disk quota exceeded", Kind.STORAGE),
+        ("FloatingPointError: the loss is not finite", Kind.NUMERICS),
+        ("ImportError: cannot import name 'x'", Kind.CONFIGURATION),
+    ],
+)
+def test_errors_that_another_node_would_meet_too(error, kind):
+    assert attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)))).kind is kind
+
+
+def test_a_full_disk_of_a_nodes_own_is_the_nodes():
+    found = attribute(evidence(failures=(failure(TWO, 2, "OSError: [Errno 28] No space left on device: '/tmp/x'"),)))
+    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+
+
+def test_one_workers_own_error_makes_its_node_a_suspect_only():
+    found = attribute(
+        evidence(failures=(failure(TWO, 2, "IndexError: list index out of range"), failure(ONE, 0, LOST)))
+    )
+    assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+
+
+def test_a_save_that_failed_at_the_end_is_storage():
+    words = "the last save failed, all steps after 10 are lost: No space left on device (leaving: signal)"
+    assert attribute(evidence(marker=marker("error", words))).kind is Kind.STORAGE
+
+
+@pytest.mark.parametrize("reason", ["finished", "exit-duration", "kill-switch", "pause", "superseded"])
+def test_an_orderly_end_stands_whatever_the_launchers_did_after_it(reason):
+    lines = WORKER_KILLED + "\nsrun: error: jean-zay-iam02: task 1: Killed"
+    assert attribute(evidence(lines, marker=marker(reason), status=137)).kind is Kind.OPERATOR
+
+
+def test_a_signal_that_nobody_sent_is_the_nodes_death_if_one_died():
+    lines = "srun: error: Node failure on jean-zay-iam02"
+    assert attribute(evidence(lines, marker=marker("signal"))).blamed == (TWO,)
+    assert attribute(evidence(lines, marker=marker("signal"), stopped_by="SIGUSR1")).kind is Kind.OPERATOR
+    assert attribute(evidence(WORKER_KILLED, marker=marker("signal"))).kind is Kind.OPERATOR
+    killed = "srun: error: jean-zay-iam02: task 1: Killed"
+    assert attribute(evidence(killed, marker=marker("signal"))).kind is Kind.NODE
+
+
+def test_nothing_at_all_is_unknown_and_says_so():
+    found = attribute(evidence(status=0))
+    assert (found.kind, found.summary) == (Kind.UNKNOWN, "the workers ended with status 0 and no word")
+
+
+def test_a_further_attributor_plugs_in():
+    def by_log(seen: Evidence) -> Attribution:
+        return Attribution(Kind.STORAGE, f"the log of {len(seen.nodes)} nodes says so", 0.99)
+
+    assert attribute(evidence(WORKER_KILLED), (*ATTRIBUTORS, by_log)).kind is Kind.STORAGE
+
+
+def test_a_fault_has_one_name_wherever_and_whenever_it_strikes():
+    first = "RuntimeError: CUDA error at 0x7f3a on device 3: /opt/a/b.cc:12"
+    again = "RuntimeError: CUDA error at 0x1100 on device 5: /opt/c/d.cc:99"
+    assert signature(first) == signature(again)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Failure, st.sampled_from([*NODES, "stranger"]), st.none() | st.integers(0, 7), st.floats(0, 9),
+            st.text(max_size=40), st.none() | st.integers(1, 200),
+        ),
+        max_size=4,
+    ),
+    st.lists(st.text(max_size=60) | st.sampled_from(WORKER_KILLED.splitlines()), max_size=4),
+    st.none() | st.builds(marker, st.sampled_from(["signal", "error", "refused", "finished"])),
+    st.booleans(),
+)  # fmt: skip
+def test_whatever_was_left_behind_there_is_one_conclusion(failures, lines, end, overdue):
+    found = attribute(evidence("\n".join(lines), failures=tuple(failures), marker=end, overdue=overdue))
+    assert 0 <= found.confidence <= 1
+    assert found.fault
+    assert bool(found.blamed) == (found.kind is Kind.NODE)

@@ -1,0 +1,209 @@
+"""The controller in the foreground, with stand-ins for the node agents: what it starts again, records, and respects."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.launch.plan import resolved_card
+from tr11ops.runcard import load_card
+from trainer.contract import EXIT_HELD, RunPaths, write_json
+
+ROOT = Path(__file__).parents[3]
+
+# What stands in for a node agent: it reads its part from a file, one line for each launch.
+AGENT = """
+import json, os, sys, time
+from pathlib import Path
+from dataclasses import asdict
+from trainer.contract import EndMarker, RunPaths, append_line, write_json
+attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
+parts = (attempt.parents[2] / "parts").read_text().splitlines()
+part = parts[min(launch, len(parts)) - 1]
+root = attempt.parents[2]
+if rank == 0 and "step" in part:
+    step = {"kind": "step", "job_id": attempt.name, "iteration": launch, "total_iterations": 9, "consumed_samples": 1,
+            "consumed_tokens": 1, "global_batch_size": 1, "learning_rate": 0.1, "seconds_per_iteration": 1.0, "lm_loss": 1.0,
+            "samples_per_second": 1.0, "tflops": 1.0}
+    append_line(RunPaths(root, "small", "main").metrics, json.dumps(step))
+if rank == 1 and "error" in part:
+    host = os.environ["TR11_NODE_NAME"]
+    write_json(attempt / "failures" / "rank-1.json", {"rank": 1, "host": host, "time": time.time(), "launch": launch,
+               "error": "RuntimeError: something"})
+    sys.exit(1)
+if "error" in part:
+    time.sleep(600)
+if rank == 0 and "refuse" in part:
+    marker = EndMarker("refused", 0, None, False, "bad input", time.time(), "h", attempt.name, launch)
+    write_json(attempt / "end.json", asdict(marker))
+    sys.exit(1)
+if "kill" in part and rank == 0:
+    (root / "kill-switch").touch()
+if "die" in part:
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    time.sleep(600)
+if "wait" in part:
+    print("waiting", flush=True)
+    while not (attempt / "stop-request.json").exists():
+        time.sleep(0.05)
+    reason = "signal"
+else:
+    reason = "finished"
+if rank == 0:
+    marker = EndMarker(reason, launch, None, reason == "signal", "the end", time.time(), "h", attempt.name, launch)
+    write_json(attempt / "end.json", asdict(marker))
+"""
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tr11ops.agent import batch, step
+step.Launch.node_command = property(
+    lambda self: [sys.executable, "-c", {agent!r}, str(self.attempt), str(self.number)]
+)
+sys.exit(batch.main(["--card", {card!r}, "--submission", "t", "--foreground-nodes", "2"]))
+"""
+
+
+class Stage:
+    """A run directory with a resolved card, and attempts played in it."""
+
+    def __init__(self, folder: Path) -> None:
+        write_card(folder, extra="\n[resilience]\nend_within_seconds = 4\n")
+        card = load_card(folder / "small.toml", ["run.exit_duration_minutes=5"], {})
+        self.paths: RunPaths = card.paths
+        self.paths.root.mkdir()
+        self.card = folder / "card.json"
+        write_json(self.card, resolved_card(card))
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *parts: str, job_id: str = "1") -> subprocess.Popen[str]:
+        (self.paths.root / "parts").write_text("\n".join(parts))
+        script = SCRIPT.format(agent=AGENT, card=str(self.card))
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            env={**os.environ, "TR11_JOB_ID": job_id},
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def play(self, *parts: str, job_id: str = "1") -> tuple[int, str]:
+        process = self.start(*parts, job_id=job_id)
+        shown, _ = process.communicate(timeout=120)
+        assert "Traceback" not in shown, shown
+        return process.returncode, shown
+
+    def launches(self, job_id: str = "1") -> list[dict[str, Any]]:
+        folder = self.paths.attempt(job_id) / "launches"
+        return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))]
+
+    def verdict(self, job_id: str = "1") -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.paths.attempt(job_id) / "verdict.json").read_text())
+        return value
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_a_killed_node_agent_is_started_again_on_the_same_machine(stage: Stage):
+    status, shown = stage.play("step die", "step")
+    first, second = stage.launches()
+    assert (status, stage.verdict()["reason"], stage.verdict()["launches"]) == (0, "finished", 2), shown
+    assert (first["cause"], first["nodes"]) == ("node", second["nodes"])
+    assert first["start"] < first["first_sign"] <= first["end"] <= second["start"]
+    assert (first["iteration_before"], first["iteration_after"], second["iteration_after"]) == (None, 1, 2)
+    assert first["decision"].startswith("starting again")
+    assert not (stage.paths.state / "exclusions.json").exists()  # it is this very machine
+    # What is left of the exit duration is what the second launch gets.
+    minutes = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())["run"]["exit_duration_minutes"]
+    assert 0 < minutes < 5
+
+
+def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):
+    status, shown = stage.play("error")
+    assert status == 1, shown
+    assert [launch["cause"] for launch in stage.launches()] == ["unknown", "unknown"]
+    verdict = stage.verdict()
+    assert (verdict["reason"], verdict["restart"], verdict["progress"]) == ("error", True, False)
+    assert "something" in verdict["message"]
+    # The second task that the same fault burns says: do not restart.
+    status, shown = stage.play("error", job_id="2")
+    assert (status, stage.verdict("2")["restart"]) == (EXIT_HELD, False), shown
+
+
+def test_bad_input_is_not_tried_again(stage: Stage):
+    status, _ = stage.play("refuse")
+    assert (status, len(stage.launches()), stage.verdict()["cause"]) == (2, 1, "configuration")
+    assert stage.verdict()["restart"] is False
+
+
+def test_a_kill_switch_between_two_launches_is_honoured(stage: Stage):
+    status, shown = stage.play("step kill die", "step")
+    assert (status, len(stage.launches())) == (0, 1), shown
+    assert (stage.verdict()["reason"], stage.verdict()["restart"]) == ("kill-switch", False)
+    assert json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    status, _ = stage.play("step", job_id="2")
+    assert (status, stage.launches("2"), stage.verdict("2")["reason"]) == (0, [], "kill-switch")
+
+
+def test_a_pause_keeps_all_but_the_named_attempt_from_training(stage: Stage):
+    write_json(stage.paths.pause, {"kind": "pause", "id": 5, "exempt": "1"})
+    assert (stage.play("step")[0], stage.verdict()["reason"]) == (0, "finished")
+    assert (stage.play("step", job_id="2")[0], stage.verdict("2")["reason"], stage.launches("2")) == (0, "pause", [])
+
+
+def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
+    process = stage.start("wait")
+    assert process.stdout is not None
+    while "waiting" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=120)
+    assert (process.returncode, stage.verdict()["reason"], stage.verdict()["restart"]) == (0, "signal", True)
+    assert len(stage.launches()) == 1
+
+
+def test_a_signal_during_the_teardown_is_not_lost(stage: Stage):
+    process = stage.start("step die", "step")
+    failures = stage.paths.attempt("1") / "failures"
+    deadline = time.monotonic() + 60
+    while not failures.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    shown, _ = process.communicate(timeout=120)
+    launches = stage.launches()
+    # It came before the second launch, which must not start, or during it, which is asked to leave.
+    assert len(launches) == 1 or "asking the trainer to save" in shown, textwrap.indent(shown, "> ")
+    if len(launches) == 1:
+        assert (process.returncode, stage.verdict()["restart"]) == (1, True)
+        assert "SIGUSR1 received" in stage.verdict()["message"]
+
+
+def test_an_attempt_that_should_have_been_held_does_not_train(stage: Stage):
+    folder = stage.paths.attempt("1")
+    stage.play("refuse")
+    verdict = stage.verdict()
+    write_json(folder / "verdict.json", {**verdict, "hold_failed": True})
+    status, shown = stage.play("step", job_id="2")
+    assert (status, stage.launches("2")) == (EXIT_HELD, []), shown
+    assert "attempt 1 ended so that nothing may start" in stage.verdict("2")["message"]
+    assert stage.play("step", job_id="3")[0] == 0  # that one has been said

@@ -1,0 +1,147 @@
+"""What follows a failed launch: cases by name, and properties over whole histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.agent.attribution import Kind
+from tr11ops.agent.relaunch import Budget, Decision, EndTask, Outcome, Relaunch, Situation, Stop, decide, first_nodes
+
+ALL = tuple(f"x{number}" for number in range(1, 7))
+BUDGET = Budget(launches=20, without_progress=3)
+SITUATION = Situation(usable=ALL, needed=4, seconds_left=3600.0, seconds_needed=60.0)
+FIRST = ALL[:4]
+
+
+def bad(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> Outcome:
+    return replace(Outcome(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes)  # type: ignore[arg-type]
+
+
+def unknown(nodes: tuple[str, ...] = FIRST, **changes: object) -> Outcome:
+    return replace(Outcome(nodes, Kind.UNKNOWN, fault="error at 3"), **changes)  # type: ignore[arg-type]
+
+
+def relaunched(decision: Decision) -> tuple[str, ...]:
+    assert isinstance(decision, Relaunch), decision
+    return decision.nodes
+
+
+def test_a_spare_takes_the_bad_nodes_place_and_the_others_stay():
+    assert first_nodes(SITUATION) == FIRST
+    for node in FIRST:
+        nodes = relaunched(decide([bad(node)], SITUATION, BUDGET))
+        assert nodes == tuple(sorted({*FIRST, "x5"} - {node}))
+
+
+def test_more_bad_nodes_than_spares_end_the_task():
+    history = [bad("x1"), bad("x2", ("x2", "x3", "x4", "x5"))]
+    assert relaunched(decide(history, SITUATION, BUDGET)) == ("x3", "x4", "x5", "x6")
+    history.append(bad("x6", ("x3", "x4", "x5", "x6"), progress=True))
+    assert isinstance(decide(history, SITUATION, BUDGET), EndTask)
+
+
+@pytest.mark.parametrize("kind", [Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS])
+def test_what_other_nodes_would_meet_too_burns_no_launch(kind):
+    assert isinstance(decide([Outcome(FIRST, kind, progress=True)], SITUATION, BUDGET), Stop)
+
+
+def test_an_unknown_cause_is_tried_once_more_on_the_same_nodes_then_on_others():
+    history = [unknown()]
+    assert relaunched(decide(history, SITUATION, BUDGET)) == FIRST
+    history.append(unknown())
+    nodes = relaunched(decide(history, SITUATION, BUDGET))
+    assert nodes == ("x1", "x2", "x5", "x6")
+    suspected = [unknown(suspects=("x1",)), unknown(suspects=("x1",))]
+    nodes = relaunched(decide(suspected, SITUATION, BUDGET))
+    assert "x1" not in nodes and {"x2", "x3", "x4"} <= set(nodes)
+    assert isinstance(decide(history, replace(SITUATION, usable=FIRST), BUDGET), EndTask)
+    progressed = [unknown(), unknown(progress=True)]
+    assert relaunched(decide(progressed, SITUATION, BUDGET)) == FIRST
+
+
+def test_a_fault_that_follows_the_rank_is_not_the_nodes():
+    other = ("x2", "x3", "x4", "x5")
+    history = [unknown(suspects=("x1",)), unknown(suspects=("x1",)), unknown(other, suspects=("x5",))]
+    assert isinstance(decide(history, SITUATION, BUDGET), Stop)
+    # Two nodes may die alike; a third time it is something else, though the budget would allow one more.
+    same = [bad("x1", fault="abort"), bad("x2", other, fault="abort")]
+    assert isinstance(decide(same, SITUATION, BUDGET), Relaunch)
+    same.append(bad("x3", ("x3", "x4", "x5", "x6"), fault="abort"))
+    assert isinstance(decide(same, SITUATION, Budget(20, 9)), Stop)
+
+
+def test_budgets_of_launches_progress_and_time():
+    fruitful = [unknown(progress=True) for _ in range(20)]
+    assert isinstance(decide(fruitful, SITUATION, BUDGET), EndTask)
+    assert isinstance(decide(fruitful[:19], SITUATION, BUDGET), Relaunch)
+    fruitless = [bad("x1"), bad("x2", ALL[1:5]), bad("x3", ALL[2:6])]
+    assert "3 launches in a row" in decide(fruitless, SITUATION, BUDGET).why
+    assert isinstance(decide([bad("x1")], replace(SITUATION, seconds_left=59.0), BUDGET), EndTask)
+    assert isinstance(decide([bad("x1")], replace(SITUATION, seconds_left=None), BUDGET), Relaunch)
+
+
+def test_one_machine_playing_all_nodes_starts_again_on_them():
+    here = Situation(usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True)
+    assert relaunched(decide([bad("x2")], here, BUDGET)) == FIRST
+    assert relaunched(decide([bad("x2"), bad("x2")], here, BUDGET)) == FIRST
+    assert isinstance(decide([bad("x2")] * 3, here, BUDGET), EndTask)
+    assert isinstance(decide([unknown(), unknown()], here, BUDGET), EndTask)
+
+
+def test_a_node_that_somebody_drains_is_used_only_when_needed():
+    draining = replace(SITUATION, reluctant=frozenset({"x2", "x5"}))
+    assert relaunched(decide([bad("x1")], draining, BUDGET)) == ("x2", "x3", "x4", "x6")
+    assert first_nodes(draining) == ("x1", "x3", "x4", "x6")
+
+
+def test_too_few_nodes_at_the_start():
+    assert first_nodes(replace(SITUATION, usable=ALL[:3])) is None
+
+
+kinds = st.sampled_from([Kind.NODE, Kind.NODE, Kind.UNKNOWN, Kind.UNKNOWN, Kind.OPERATOR, *Kind])
+events = st.tuples(kinds, st.integers(0, 3), st.booleans(), st.sampled_from(["a", "b", ""]))
+
+
+@given(
+    st.integers(1, 6), st.integers(0, 4), st.integers(1, 8), st.integers(1, 5), st.booleans(),
+    st.lists(events, min_size=60, max_size=60),
+)  # fmt: skip
+def test_it_ends_within_its_budget_and_no_blamed_node_comes_back(
+    needed, spares, launches, fruitless, one_machine, course
+):
+    budget = Budget(launches, fruitless)
+    usable = tuple(f"n{number}" for number in range(needed + spares))
+    situation = Situation(usable, needed, None, 60.0, may_reuse=one_machine)
+    nodes = first_nodes(situation)
+    history: list[Outcome] = []
+    blamed: set[str] = set()
+    for kind, place, progress, fault in course:
+        assert nodes is not None
+        assert len(set(nodes)) == needed and set(nodes) <= set(usable)
+        assert list(nodes) == sorted(nodes, key=usable.index)  # rank 0 is where Slurm puts it
+        assert one_machine or not blamed & set(nodes)
+        guilty = (nodes[place % needed],) if kind in (Kind.NODE, Kind.UNKNOWN) else ()
+        is_node = kind is Kind.NODE
+        history.append(
+            Outcome(
+                nodes,
+                kind,
+                guilty if is_node else (),
+                () if is_node else guilty,
+                fault and f"{fault} at {place}",
+                progress,
+            )
+        )
+        blamed.update(history[-1].blamed)
+        decision = decide(history, situation, budget)
+        if not isinstance(decision, Relaunch):
+            break
+        nodes = decision.nodes
+    assert not isinstance(decision, Relaunch)
+    assert len(history) <= launches
+    tail = [outcome.progress for outcome in history][-fruitless - 1 :]
+    assert len(tail) <= fruitless or any(tail)

@@ -1,0 +1,342 @@
+"""`tr11 nodes` on the embedded scheduler: list, check, exclude, include, history, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import Answer, LocalBench
+from tests.tr11ops.cli.test_launch_cli import run_directory
+from tr11ops.agent.health.base import CheckResult, Outcome
+from tr11ops.cluster.base import Job, JobState, Node, SchedulerError
+from tr11ops.cluster.local import LocalScheduler
+from tr11ops.exclusions import exclude, include, read_version
+from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways
+from tr11ops.nodes.health_job import HealthRequest, request_values, results_of
+from tr11ops.nodes.names import NodeNameError, resolve
+from tr11ops.nodes.note import support_note
+from tr11ops.nodes.project import project
+from tr11ops.nodes.view import queue_changes
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Exclusion
+from trainer.contract import RunPaths
+
+ONE, TWO, THREE = "local-node1", "local-node2", "local-node3"
+
+
+@pytest.fixture
+def nodes(bench: LocalBench, monkeypatch: pytest.MonkeyPatch):
+    """Types `tr11 nodes ...` for a run of two nodes that has a directory, on a cluster of four."""
+    monkeypatch.setenv("TR11_LOCAL_NODES", "4")
+    bench.scheduler = LocalScheduler()
+    run_directory(bench).root.mkdir()
+
+    def type_in(command: str, *words: str) -> Answer:
+        known = [] if command == "history" else ["--scheduler", "local"]
+        return bench.tr11("nodes", command, "--run", str(bench.card), *known, *words)
+
+    return type_in
+
+
+CAP = ("--set", "resilience.exclusion_cap_percent=50")
+
+
+def listed(bench: LocalBench) -> list[str]:
+    return [entry.node for entry in read_version(run_directory(bench).exclusions).exclusions]
+
+
+def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
+    exclude(run_directory(bench), TWO, why="Xid 79 \x1b[2J", owner="tr11", days=3)
+    exclude(run_directory(bench), "gone07", why="old", owner="anna", days=None)
+    found = nodes("list", "--json").json
+    assert found["schema"] == 1
+    rows = {row["node"]: row for row in found["nodes"]}
+    assert set(rows) == {ONE, TWO, THREE, "local-node4", "gone07"}
+    assert rows[ONE] == {"node": ONE, "state": "idle", "site_reason": "", "jobs": [], "exclusion": None}
+    assert rows[TWO]["exclusion"]["owner"] == "tr11" and not rows[TWO]["exclusion"]["is_due"]
+    assert rows["gone07"]["state"] is None and rows["gone07"]["exclusion"]["until"] is None
+    shown = nodes("list").out
+    assert "for 3 d" in shown and "no expiry" in shown and "\x1b" not in shown
+    assert [row["node"] for row in nodes("list", "--excluded", "--json").json["nodes"]] == ["gone07", TWO]
+    assert [row["node"] for row in nodes("list", ONE, "--json").json["nodes"]] == [ONE]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local-node9", "did you mean"),
+        ("zzz", "tr11 nodes list --all"),
+        ("local-node[1", "bracket"),
+        ("a;reboot", "letters, digits"),
+        ("$(reboot)", "letters, digits"),
+        ("local-node[1-99999999]", "more than"),
+        ("", "empty"),
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "check", "exclude", "include"])
+def test_names_that_cannot_be_meant_are_refused(nodes, bench: LocalBench, command: str, name: str, words: str) -> None:
+    answer = nodes(command, name)
+    assert answer.code == 2 and words in answer.err and len(answer.err.splitlines()) == 1
+    assert listed(bench) == []
+
+
+def test_exclude_is_previewed_then_done_and_kept_in_history(nodes, bench: LocalBench) -> None:
+    preview = nodes("exclude", THREE, "--reason", "Xid 79", "--dry-run", "--json")
+    assert (preview.code, preview.json["action"], listed(bench)) == (0, "would-exclude", [])
+    assert nodes("exclude", THREE).code == 2  # nobody can be asked
+    done = nodes("exclude", THREE, "--reason", "Xid 79", "--days", "7", "--evidence", "seen twice", "--yes", "--json")
+    assert (done.code, done.json["nodes"], done.json["failed"]) == (0, [THREE], [])
+    [entry] = read_version(run_directory(bench).exclusions).exclusions
+    assert entry.why == "Xid 79" and entry.evidence == ("seen twice",)
+    assert abs(entry.until - time.time() - 7 * 86400) < 600
+    assert "it is already, by" in nodes("exclude", THREE, "--dry-run").err
+    [event] = nodes("history", "--json").json["events"]
+    assert (event["kind"], event["node"], event["why"]) == ("node-excluded", THREE, "Xid 79")
+    assert nodes("history", ONE, "--json").json["events"] == []
+    assert "Xid 79" in nodes("history", THREE).out
+
+
+def test_queued_work_of_the_run_follows_and_no_other(nodes, bench: LocalBench) -> None:
+    blocker = bench.submit("exec sleep 600", 4)
+    bench.wait(lambda jobs: any(job.raw_id == blocker and job.state.is_active for job in jobs))
+    directory = run_directory(bench)
+    mine = bench.submit("true", 2, "small", directory.comment("20260101-000000-00000000"))
+    other = bench.submit("true", 2, "block2", "tr11:20260101-000000-00000000@0123456789ab")
+    answer = nodes("exclude", f"{ONE},{TWO}", "--yes", "--json", *CAP)
+    assert answer.code == 0, answer.err
+    assert answer.json["queue"] == [{"job_id": mine, "before": [], "after": [ONE, TWO]}]
+    excluded = {job.raw_id: job.excluded for job in bench.living()}
+    assert excluded[mine] == (ONE, TWO) and excluded[other] == () and excluded[blocker] == ()
+    back = nodes("include", ONE, "--force", "--yes", "--json")
+    assert back.json["queue"] == [{"job_id": mine, "before": [ONE, TWO], "after": [TWO]}]
+    assert {job.raw_id: job.excluded for job in bench.living()}[mine] == (TWO,)
+
+
+def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
+    answer = nodes("exclude", "local-node[1-2]", "--yes")
+    assert answer.code == 1 and "1 are the most allowed: 10 % of the partition's 4 nodes" in answer.err
+    assert nodes("exclude", "local-node[1-3]", "--yes", "--set", "resilience.exclusion_cap_percent=100").code == 1
+    assert listed(bench) == []
+    assert nodes("exclude", ONE, "--yes").code == 0
+    assert nodes("exclude", TWO, "--yes").code == 1
+    assert nodes("exclude", ONE, "--yes", "--days", "30").code == 0  # no further node
+    assert listed(bench) == [ONE]
+
+
+@pytest.mark.parametrize("days", ["0", "-3", "nan", "1e9"])
+def test_impossible_days_are_refused(nodes, bench: LocalBench, days: str) -> None:
+    assert nodes("exclude", ONE, "--yes", f"--days={days}").code == 2
+    assert listed(bench) == []
+
+
+def test_a_run_without_a_directory_gets_no_list(bench: LocalBench) -> None:
+    answer = bench.tr11("nodes", "exclude", ONE, "--run", str(bench.card), "--scheduler", "local", "--yes")
+    assert answer.code == 1 and "does not exist" in answer.err
+    assert not run_directory(bench).root.exists()
+
+
+def test_a_list_that_cannot_be_read_is_not_an_empty_one(nodes, bench: LocalBench) -> None:
+    path = run_directory(bench).exclusions
+    path.parent.mkdir()
+    path.write_text("{")
+    for command in ("list", "exclude", "history"):
+        answer = nodes(command, *([ONE, "--yes"] if command == "exclude" else []))
+        assert answer.code == 3 and "cannot be read" in answer.err
+
+
+def own_script(folder: Path, body: str) -> str:
+    path = folder / "own.sh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return f'resilience.check_scripts=["{path}"]'
+
+
+def test_check_and_include(nodes, bench: LocalBench) -> None:
+    """Two nodes well, then bad; an excluded node comes back only after a passed check."""
+    bad = own_script(bench.folder, "echo 'fan 3 stands still'; exit 1")
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
+    refused = nodes("include", ONE, "--yes", "--set", bad)
+    assert refused.code == 1 and "fan 3 stands still" in refused.err and listed(bench) == [ONE]
+    assert nodes("include", ONE, "--dry-run", "--json").json["action"] == "would-include"
+    assert nodes("include", ONE, "--yes", "--json").json["action"] == "included"
+    assert listed(bench) == []
+    assert nodes("include", ONE, "--yes").code == 0  # nothing to do
+    answer = nodes("check", ONE, TWO, "--json", "--set", bad)
+    assert answer.code == 1
+    assert [(row["node"], row["result"]) for row in answer.json["nodes"]] == [(ONE, "bad"), (TWO, "bad")]
+    kinds = [(event["kind"], event.get("result")) for event in nodes("history", ONE, "--json").json["events"]]
+    assert kinds == [
+        ("node-excluded", None), ("node-checked", "bad"), ("node-checked", "fine"), ("node-included", None),
+        ("node-checked", "bad"),
+    ]  # fmt: skip
+    assert not list((run_directory(bench).root / "state").glob("health-*"))
+
+
+def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    for name, days in ((ONE, 1e-6), (TWO, 3.0)):
+        exclude(directory, name, why="Xid 79", owner="tr11", days=days)
+    time.sleep(0.2)
+    bad = own_script(bench.folder, "exit 1")
+    first = nodes("check", "--due", "--json", "--set", bad)
+    assert (first.code, first.json["prolonged"], first.json["readmitted"]) == (1, [ONE], [])
+    assert nodes("check", "--due", "--json").json["nodes"] == []  # not due any more
+    nodes("include", ONE, "--force", "--yes")
+    exclude(directory, ONE, why="Xid 79", owner="tr11", days=1e-6)
+    time.sleep(0.2)
+    second = nodes("check", "--due", "--json")
+    assert (second.code, second.json["readmitted"]) == (0, [ONE])
+    assert listed(bench) == [TWO]
+
+
+def test_a_check_that_never_answers_is_unknown(nodes, bench: LocalBench) -> None:
+    hangs = own_script(bench.folder, "sleep 600")
+    answer = nodes("check", ONE, "--timeout", "3", "--json", "--set", hangs)
+    assert answer.code == 3
+    assert answer.json["nodes"][0]["result"] == "unknown" and "no answer within 3 s" in answer.json["nodes"][0]["why"]
+
+
+def test_the_note_to_the_site(nodes, bench: LocalBench) -> None:
+    address = ("--set", "resilience.support_address=help@site.example")
+    assert nodes("list", "--report", "-").code == 1  # nothing to report
+    nodes("exclude", THREE, "--reason", "Xid 79", "--evidence", "job 105: GPU has fallen off the bus", "--yes")
+    note = nodes("list", THREE, "--report", "-", *address).out
+    assert note.startswith("To: help@site.example\nSubject: Faulty node local-node3\n")
+    assert "Xid 79 (seen 20" in note and "    job 105: GPU has fallen off the bus\n" in note
+    nodes("list", "--report", str(bench.folder / "note.txt"), *address)
+    assert (bench.folder / "note.txt").read_text() == note
+
+
+# ------------------------------------------------------------------ pure
+def job(state: JobState, **changes: object) -> Job:
+    plain = {"job_id": "5", "raw_id": "5", "array_id": None, "task_id": None, "name": "n", "user": "me", "state": state}
+    return Job(**{**plain, **changes})
+
+
+def test_how_a_node_can_be_checked() -> None:
+    idle, down = frozenset({"idle"}), frozenset({"idle", "drain"})
+    cluster = [Node("a", idle), Node("b", down, reason="fan"), Node("c", idle), Node("d", idle)]
+    jobs = [
+        job(JobState.RUNNING, nodes=("c",)),
+        job(JobState.RUNNING, nodes=("d",), user="other"),
+        job(JobState.PENDING),
+    ]
+    found = {way.node: way for way in ways(["a", "b", "c", "d", "e"], cluster, jobs, "me")}
+    assert (found["a"].inside, found["a"].never) == ("", "")
+    assert found["c"].inside == "5"
+    assert "drain" in found["b"].never and "fan" in found["b"].never
+    assert "busy with job 5 of other" in found["d"].never and "does not know" in found["e"].never
+
+
+def test_a_job_that_died_speaks_against_a_node_only_if_others_ran() -> None:
+    died = NodeCheck("a", Outcome.UNKNOWN, f"{DIED}: FAILED")
+    silent = NodeCheck("b", Outcome.UNKNOWN, "no answer within 3 s")
+    fine = told("c", (CheckResult("memory", Outcome.FINE, "yes"),))
+    assert [entry.result for entry in judge((died, silent))] == ["unknown", "unknown"]
+    assert [entry.result for entry in judge((died, silent, fine))] == ["bad", "unknown", "fine"]
+
+
+def test_what_is_under_way_is_ended_when_the_person_has_enough() -> None:
+    class Endless:
+        stopped = False
+
+        def answer(self) -> None:
+            raise KeyboardInterrupt
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    check = Endless()
+    planned = ways(["a"], [Node("a", frozenset({"idle"}))], (), "me")
+    with pytest.raises(KeyboardInterrupt):
+        check_nodes(planned, lambda way: check, 5.0, lambda entry: None)
+    assert check.stopped
+
+
+def test_a_request_travels_as_json() -> None:
+    request = HealthRequest("a", inside="5", gpus=8, folder="/x", scripts=("/s",), skip=("memory",))
+    assert json.loads(json.dumps(request_values(request))) == request_values(request)
+    with pytest.raises(ValueError):
+        results_of([{"name": "x"}])
+    with pytest.raises(ValueError):
+        results_of([{"name": "x", "result": "splendid", "why": ""}])
+
+
+def test_queue_lists_keep_what_others_put_there() -> None:
+    jobs = [job(JobState.PENDING, excluded=("a", "z")), job(JobState.RUNNING), job(JobState.PENDING, excluded=("b",))]
+    [first, second] = queue_changes(jobs, add=["b", "c"])
+    assert first.after == ("a", "b", "c", "z") and second.after == ("b", "c")
+    assert [change.after for change in queue_changes(jobs, remove=["a", "b"], keep=["b"])] == [("z",)]
+
+
+def test_host_lists_are_expanded_once() -> None:
+    known = {"x01", "x02", "x03"}
+    assert resolve(["x[01-02]", "x02", "x03"], known) == ("x01", "x02", "x03")
+    with pytest.raises(NodeNameError, match="nor are 2 more"):
+        resolve(["y[01-03]"], known)
+
+
+def test_a_note_is_plain_text() -> None:
+    entries = [Exclusion("x01", why="bad\x1b[2J\nnews", since=0.0, evidence=("a\nb",)), Exclusion("x02")]
+    note = support_note(entries, "tr11", "anna", None)
+    repeated = support_note(
+        [Exclusion("x01", why="x01: Xid 79", evidence=("x01: Xid 79", "more"))], "tr11", "anna", None
+    )
+    assert "\nx01: Xid 79\n    more\n" in repeated
+    assert "x[01-02]" in note and "\x1b" not in note and "no reason was noted" in note and "    a b\n" in note
+
+
+# ------------------------------------------------------------------ the ledger on queued work
+class Queue:
+    """A scheduler with one pending job; `between` is what another host does while ours is changed."""
+
+    name = "queue"
+
+    def __init__(self, between: Callable[[], None] = lambda: None, fault: SchedulerError | None = None) -> None:
+        self.job = job(JobState.PENDING, user="anna")
+        self.between, self.fault = between, fault
+
+    def look(self) -> list[Job]:
+        return [self.job]
+
+    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
+        if self.fault:
+            raise self.fault
+        between, self.between = self.between, lambda: None
+        between()
+        self.job = replace(self.job, excluded=nodes)
+
+
+def test_what_another_host_excludes_meanwhile_reaches_the_queue_too(tmp_path: Path) -> None:
+    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
+    exclude(directory, "a", why="", owner="tr11", days=1)
+    queue = Queue(lambda: exclude(directory, "b", why="", owner="tr11", days=1) and None)
+    assert project(directory, queue, queue.look, {"a", "b", "c"}, "me") == ()
+    assert queue.job.excluded == ("a", "b")
+    include(directory, "a", why="", owner="me")
+    assert project(directory, queue, queue.look, {"a", "b", "c"}, "me", remove=["a"]) == ()
+    assert queue.job.excluded == ("b",)
+
+
+def test_a_change_that_was_cut_off_is_completed_by_the_next(tmp_path: Path) -> None:
+    """Killed between the ledger and the queue; and a node that the scheduler no longer knows spoils no list."""
+    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
+    for name in ("a", "gone"):
+        exclude(directory, name, why="", owner="tr11", days=1)
+    queue = Queue()
+    assert project(directory, queue, queue.look, {"a", "b"}, "me") == ()
+    assert queue.job.excluded == ("a",)
+
+
+def test_anothers_job_is_said_to_be_anothers(tmp_path: Path) -> None:
+    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
+    exclude(directory, "a", why="", owner="tr11", days=1)
+    queue = Queue(fault=SchedulerError("Access/permission denied"))
+    [fault] = project(directory, queue, queue.look, {"a"}, "me")
+    assert "belongs to anna, who can" in fault and "permission denied" in fault
+    assert [entry.node for entry in read_version(directory.exclusions).exclusions] == ["a"]

@@ -1,0 +1,288 @@
+"""`tr11 kill`, `pause`, `resume` and `checkpoint-now`: what they say, what they hold, and what they undo."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import Answer, LocalBench
+from tests.tr11ops.cli.test_kill_cli import END, running, trainer_script
+from tests.tr11ops.cli.test_launch_cli import run_directory
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.holds import held_by_tr11, to_hold
+from tr11ops.journal import read_journal
+from tr11ops.stop import Receipts, receipts
+from trainer import requests
+from trainer.contract import EndMarker, Heartbeat, write_heartbeat
+from trainer.requests import Answer as CheckpointAnswer
+from trainer.requests import Request, new_request, pause_of, read_request
+
+
+def tr11(bench: LocalBench, *words: str) -> Answer:
+    return bench.tr11(words[0], "--run", str(bench.card), "--scheduler", "local", *words[1:])
+
+
+def held(bench: LocalBench) -> list[str]:
+    return [job.job_id for job in bench.scheduler.jobs() if job.reason == "JobHeldUser"]
+
+
+def write_beats(bench: LocalBench, job_id: str, answered: int, request: int, ranks: int = 4) -> None:
+    for rank in range(ranks):
+        given = request if rank < answered else 0
+        beat = Heartbeat(rank, f"node-{rank // 2}", 1, "saving", 7, 1.0, job_id, given)
+        write_heartbeat(run_directory(bench).paths.heartbeat(rank), beat)
+
+
+# ----------------------------------------------------------------------------- kill
+def test_what_waits_is_held_at_once_and_resume_releases_it_and_nothing_else(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    bench.block()
+    bench.launch("--array", "1-10")
+    foreign = bench.submit("true", 1, "small", directory.comment("20260101-000000-00000000"))
+    bench.scheduler.hold(foreign)  # by a person, past tr11
+    answer = tr11(bench, "kill", "--yes", "--reason", "new data", "--json")
+    assert answer.json["held"] == ["2"] and "10 tasks of 2_[1-10%1]: held at once" in answer.err
+    assert set(held(bench)) == {"2_[1-10%1]", foreign}
+    assert held_by_tr11(directory) == {"2"}
+    shown = tr11(bench, "resume", "--dry-run")
+    assert "nothing was changed" in shown.err and directory.kill_switch_is_set() and len(held(bench)) == 2
+    assert "job 2, by tr11: will be released" in shown.err
+    assert f"job {foreign}, not by tr11: stays held" in shown.err
+    done = tr11(bench, "resume", "--yes", "--json")
+    assert (done.json["released"], done.json["left_held"]) == (["2"], [foreign])
+    assert held(bench) == [foreign] and not directory.kill_switch_is_set()
+    assert "next:       2_[1-10%1], as soon as nodes are free" in done.err
+    assert tr11(bench, "resume", "--json").json["action"] == "nothing"
+    kinds = [entry.kind for entry in read_journal(directory.journal).entries]
+    assert kinds[-3:] == ["kill-switch-set", "held", "resumed"]
+
+
+def test_a_dry_run_of_an_end_at_once_says_what_would_be_lost(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    write_checkpoint(directory.paths.checkpoints, 40)
+    directory.paths.logs.mkdir(parents=True)
+    step = {
+        "iteration": 52, "total_iterations": 100, "consumed_samples": 1, "consumed_tokens": 1, "lm_loss": 2.0,
+        "seconds_per_iteration": 105.0, "learning_rate": 0.1, "global_batch_size": 1, "grad_norm": 1.0,
+        "samples_per_second": 1.0, "tflops": 1.0, "time": 1.0,
+    }  # fmt: skip
+    directory.paths.metrics.write_text(json.dumps(step) + "\n")
+    answer = tr11(bench, "kill", "--now", "--dry-run", "--json")
+    assert "lost:       12 iterations since global_step40, about 21 min of training" in answer.err
+    assert answer.json["iterations_at_risk"] == 12 and not directory.kill_switch_is_set()
+    assert tr11(bench, "kill", "--yes", "--json").json["kind"] == "kill"
+    second = tr11(bench, "kill", "--now", "--yes", "--json")  # and a switch that is set can be sharpened
+    assert (second.json["action"], second.json["kind"]) == ("set", "kill-now")
+    held_now = read_request(directory.kill_switch, "kill")
+    assert held_now is not None and held_now.kind == "kill-now"
+
+
+def test_receipts_name_the_ranks_that_are_missing(bench: LocalBench) -> None:
+    number = running(bench, "exec sleep 600")
+    directory = run_directory(bench)
+    request = new_request("kill", "ana", "", directory.root)
+    directory.set_kill_switch(asdict(request))
+    write_beats(bench, number, 2, request.id)
+    answer = tr11(bench, "kill", "--wait", "--timeout", "0", "--json")
+    assert answer.json["receipts"]["missing"] == [{"rank": 2, "host": "node-1"}, {"rank": 3, "host": "node-1"}]
+    assert "2 of 4 ranks have answered; missing: rank 2 on node-1, rank 3 on node-1" in answer.err
+    assert str(receipts(directory, request.id, ["another"])) == ""
+    many = Receipts((), tuple((rank, "n") for rank in range(384)))
+    assert str(many).endswith("rank 7 on n and 376 more")
+
+
+def test_what_does_not_stop_in_time_is_cancelled_by_who_may(bench: LocalBench) -> None:
+    number = running(bench, "exec sleep 600")
+    answer = tr11(bench, "kill", "--yes", "--wait", "--set", "resilience.stop_within_minutes=0.0001")
+    assert f"job {number} has not stopped within 0.0001 min: cancelling it" in answer.err
+    assert answer.code == 1 and f"job {number} ended without a word of the trainer" in answer.out
+    assert "stop-fallback" in [entry.kind for entry in read_journal(run_directory(bench).journal).entries]
+
+
+def test_who_may_not_cancel_is_told_whom_to_call(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = running(bench, "exec sleep 600")
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setattr("tr11ops.journal.user_name", lambda: "oncall")
+    words = ("kill", "--yes", "--wait", "--timeout", "3", "--set", "resilience.stop_within_minutes=0.0001")
+    answer = tr11(bench, *words)
+    owner = bench.scheduler.jobs()[0].user
+    assert answer.code == 1 and f"call {owner}, who owns it" in answer.err
+    assert any(job.raw_id == number and job.state.is_active for job in bench.scheduler.jobs())
+
+
+def test_another_persons_queue_is_left_to_the_runs_own_controller(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.block()
+    bench.launch("--array", "1-3")
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setattr("tr11ops.journal.user_name", lambda: "oncall")
+    answer = tr11(bench, "kill", "--yes", "--json")
+    assert answer.json["held"] == [] and held(bench) == []
+    assert "the run's own controller holds it" in answer.err and run_directory(bench).kill_switch_is_set()
+
+
+def test_a_scheduler_that_refuses_a_hold_stops_no_kill(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, job_id: str) -> None:
+        raise SchedulerError("Access/permission denied")
+
+    bench.block()
+    bench.launch("--array", "1-3")
+    monkeypatch.setattr("tr11ops.cluster.local.LocalScheduler.hold", refuse)
+    answer = tr11(bench, "kill", "--yes", "--json")
+    assert answer.code == 0 and run_directory(bench).kill_switch_is_set()
+    assert "not held: job 2 (Access/permission denied)" in answer.err
+
+
+def test_kill_waits_for_the_end_and_keeps_the_tasks_from_starting(bench: LocalBench) -> None:
+    number = running(bench, f"{trainer_script(bench, END)}")
+    bench.launch("--array", "1-3", "--after", number)
+    answer = tr11(bench, "kill", "--yes", "--wait", "--json")
+    assert answer.code == 0 and answer.json["ended"][0]["reason"] == "kill-switch"
+    time.sleep(2)
+    assert [job.state for job in bench.scheduler.jobs() if job.array_id] == [JobState.PENDING]
+
+
+# ----------------------------------------------------------------------------- pause
+def test_pause_exempts_the_attempt_that_trains(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    number = running(bench, "exec sleep 600")
+    bench.launch("--array", "1-3", "--after", number)
+    assert "will train to its limit" in tr11(bench, "pause", "--dry-run").err
+    assert not directory.paths.pause.exists()
+    answer = tr11(bench, "pause", "--yes", "--reason", "maintenance", "--json")
+    assert (answer.json["action"], answer.json["trains_on"]) == ("paused", number)
+    assert len(answer.json["held"]) == 1 and len(held(bench)) == 1
+    assert pause_of(directory.paths, number) is None
+    stopped = pause_of(directory.paths, "another")
+    assert stopped is not None and stopped.why == "maintenance"
+    assert tr11(bench, "pause", "--json").json["action"] == "already-paused"
+    done = tr11(bench, "resume", "--yes", "--json")
+    assert done.json["switches"] == ["pause"] and held(bench) == []
+    assert f"next:       job {number} trains on; then" in done.err
+
+
+# ----------------------------------------------------------------------------- checkpoint-now
+def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    asked = directory.paths.checkpoint_request
+    number = running(bench, f"while [ ! -e {asked} ]; do sleep 0.05; done; exec sleep 600")
+    assert not asked.exists() and tr11(bench, "checkpoint-now", "--dry-run").code == 0 and not asked.exists()
+    late = tr11(bench, "checkpoint-now", "--yes", "--wait", "--timeout", "0", "--json")
+    assert late.code == 1 and "no checkpoint came in time" in late.err
+    request = read_request(asked, "checkpoint")
+    assert request is not None and request.id > 0
+    write_beats(bench, number, 4, request.id)
+    answer = CheckpointAnswer(request.id, 77, "", 1.0, number)
+    directory.paths.answer(request.id).write_text(json.dumps(asdict(answer)))
+    found = tr11(bench, "checkpoint-now", "--wait", "--json")  # asked for already: nobody is asked again
+    assert (found.code, found.json) == (0, {"schema": 1, "request": request.id, "answered": True, "checkpoint": 77})
+    directory.paths.answer(request.id).write_text(json.dumps(asdict(replace(answer, step=None, message="disk full"))))
+    failed = tr11(bench, "checkpoint-now", "--wait")
+    assert failed.code == 1 and "disk full" in failed.err
+
+
+def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> None:
+    run_directory(bench).root.mkdir()
+    answer = tr11(bench, "checkpoint-now", "--yes")
+    assert answer.code == 1 and "nothing of this run is training" in answer.err
+
+
+# ----------------------------------------------------------------------------- the files
+@pytest.mark.parametrize(
+    ("text", "kind", "number"),
+    [
+        ("", "kill", 0),
+        ("not JSON", "kill", 0),
+        ('{"who": "ana", "why": "x", "time": 1.0, "directory": "/r"}', "kill", 0),  # as older versions wrote it
+        ('{"kind": "kill-now", "id": 5}', "kill-now", 5),
+        ('{"kind": "dance", "id": 4294967296}', "kill", 0),
+        ('{"id": "5"}', "kill", 0),
+    ],
+)
+def test_whatever_lies_there_is_a_request(tmp_path: Path, text: str, kind: str, number: int) -> None:
+    path = tmp_path / "kill-switch"
+    assert read_request(path, "kill") is None
+    path.write_text(text)
+    found = read_request(path, "kill")
+    assert found is not None and (found.kind, found.id) == (kind, number)
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert read_request(path, "kill") == Request("kill")
+
+
+def test_an_end_at_once_is_seen_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "WATCH_SECONDS", 0.01)
+    seen: list[Request] = []
+    path = tmp_path / "kill-switch"
+    new_request("kill", "ana", "", tmp_path).write(path)
+    requests.watch_for_kill_now(path, seen.append)
+    time.sleep(0.2)
+    assert not seen
+    new_request("kill-now", "ana", "now", tmp_path).write(path)
+    deadline = time.monotonic() + 30
+    while not seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [request.why for request in seen] == ["now"]
+
+
+def test_only_what_is_mine_and_not_held_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+
+    def job(number: str, user: str, reason: str = "Priority") -> Job:
+        return Job(number, number, None, None, "run", user, JobState.PENDING, reason)
+
+    queued = [job("1", "ana"), job("2", "ben"), job("3", "ana", "JobHeldUser"), job("4", "ben", "JobHeldUser")]
+    mine, others = to_hold(queued, "ana")
+    assert mine == ("1",) and [one.job_id for one in others] == ["2"]
+
+
+def test_markers_of_the_new_ends_are_read(tmp_path: Path) -> None:
+    for reason in ("pause", "superseded"):
+        (tmp_path / "end.json").write_text(json.dumps({**END, "reason": reason, "job_id": "1"}))
+        found = EndMarker.read(tmp_path / "end.json")
+        assert found is not None and found.reason == reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_of_the_group_stops_the_run_through_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is root's; `nobody`, in its group, sets the switch, and root takes it away again."""
+    somebody, group = 65534, 65534
+    with tempfile.TemporaryDirectory(prefix="stop-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        card = write_card(folder)
+        card.chmod(0o644)
+        for place in (folder / "run", folder / "run" / "state"):
+            place.mkdir()
+            os.chown(place, 0, group)
+            place.chmod(0o2775)
+        monkeypatch.chdir(folder)
+        words = ["--run", str(card), "--scheduler", "slurm"]  # which this user cannot reach
+        child = os.fork()
+        if child == 0:
+            try:
+                os.environ["PATH"] = "/nonexistent"
+                execute(["kill", *words, "--dry-run"])  # imports what the user could not read
+                execute(["resume", *words, "--dry-run"])
+                os.setgroups([group])
+                os.setresgid(group, group, group)
+                os.setresuid(somebody, somebody, somebody)
+                os._exit(execute(["kill", *words, "--yes", "--reason", "from the on-call phone"]))
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        switch = folder / "run" / "kill-switch"
+        assert switch.stat().st_uid == somebody and switch.stat().st_mode & 0o060 == 0o060
+        request = read_request(switch, "kill")
+        assert request is not None and request.id and request.why == "from the on-call phone"
+        assert execute(["kill", *words, "--release", "--yes"]) == 0
+        assert not switch.exists()

@@ -1,0 +1,73 @@
+"""What mends a queue: dead jobs go and come again, what tr11 held is released, zombies end, all else is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tr11ops.status_cases import HOUR, NOW, beats, pending, running, snapshot
+from tr11ops.cluster.base import Node
+from tr11ops.launch.repair import Repair, plan_repair
+from tr11ops.snapshot import Attempt, Snapshot, Unknown
+
+DEAD = "DependencyNeverSatisfied"
+ZOMBIE = snapshot(
+    jobs=(running(), pending()),
+    attempts=(Attempt("1007", NOW - HOUR, None, nodes=("n01", "n02")),),
+    nodes=(Node("n01", frozenset({"down"})),),
+    heartbeats=beats(age=HOUR),
+    steps=(),
+)
+
+
+def chain_of_three(reason: str) -> tuple[Snapshot, list[str]]:
+    numbers = ["2001", "2002", "2003"]
+    jobs = [pending((), job_id=number, raw_id=number, array_id=None, reason=reason) for number in numbers]
+    return snapshot(jobs=(running(), *jobs)), numbers
+
+
+def steps(repair: Repair) -> list[tuple[str, str]]:
+    return [(step.action, step.job) for step in repair.steps]
+
+
+def test_a_healthy_queue_needs_nothing() -> None:
+    repair = plan_repair(snapshot(), {"1000"})
+    assert repair.is_empty and not repair.left_alone and not repair.doubts
+
+
+def test_a_dead_chain_is_cancelled_and_launched_behind_what_lives() -> None:
+    given, numbers = chain_of_three(DEAD)
+    repair = plan_repair(given, ())
+    assert steps(repair) == [("cancel", number) for number in numbers]
+    assert (repair.resubmit, repair.after) == (3, "1000")
+
+
+def test_a_dead_rest_of_an_array_keeps_its_number_of_tasks() -> None:
+    repair = plan_repair(snapshot(jobs=(pending((4, 5, 6, 7), reason=DEAD),)), ())
+    assert steps(repair) == [("cancel", "1000")] and (repair.resubmit, repair.after) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("held", "reason", "switch", "expected", "words"),
+    [
+        ({"1000"}, "JobHeldUser", "", [("release", "1000")], ""),
+        (set(), "JobHeldUser", "", [], "was not held by tr11"),
+        ({"1000"}, "JobHeldAdmin", "", [], "was not held by tr11 (JobHeldAdmin)"),
+        ({"1000"}, "JobHeldUser", "pause", [], "stays held: pause is set"),
+    ],
+)
+def test_only_what_tr11_held_is_released_and_not_against_a_switch(
+    held: set[str], reason: str, switch: str, expected: list[tuple[str, str]], words: str
+) -> None:
+    repair = plan_repair(snapshot(jobs=(pending(reason=reason),)), held, switch)
+    assert steps(repair) == expected and repair.resubmit == 0
+    assert words in "".join(repair.left_alone) and bool(words) == bool(repair.left_alone)
+
+
+def test_a_zombie_is_cancelled_alone_and_its_array_goes_on() -> None:
+    repair = plan_repair(ZOMBIE, ())
+    assert steps(repair) == [("cancel", "1007")] and repair.resubmit == 0 and "n01" in repair.steps[0].why
+
+
+def test_unknown_is_never_mended() -> None:
+    repair = plan_repair(snapshot(jobs=Unknown("timed out")), {"1000"})
+    assert repair.is_empty and repair.doubts == ("jobs: timed out",)

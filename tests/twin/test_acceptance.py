@@ -1,0 +1,301 @@
+"""The allocation heals itself: every fault of the acceptance list, really done on a twin, under a rehearsal's load.
+
+The small ones run always, on 10 nodes; the long ones, and the full size of 48 + 4, with `-m soak`. Figures are by the
+scheduler's and the records' time stamps; they are written to `acceptance.json` in pytest's base folder, and shown.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.operation import Operation
+from tests.twin.rehearsal_inputs import steps_of
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.fault_effects import FOREIGN_REASON
+from tr11ops.twin.faults import active, heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+PLAN = TwinPlan(
+    name="stage", nodes=10, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
+    message_timeout_seconds=5,
+)  # fmt: skip
+NODES = PLAN.node_names
+RELAUNCH_SECONDS = 2.0  # beyond detection and start-up
+NEXT_TASK_SECONDS = 5.0
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def whole_stage(twin_home: Path) -> Iterator[Twin]:
+    require_slurm()
+    with Twin.up(PLAN, twin_home) as running:
+        yield running
+
+
+@pytest.fixture
+def stage(whole_stage: Twin) -> Iterator[Twin]:
+    """The twin of this module, with no job and no fault left after each test."""
+    yield whole_stage
+    end_all(whole_stage)
+
+
+def end_all(twin: Twin) -> None:
+    heal(twin)
+    slurm = SlurmScheduler(twin.environment)
+    deadline = time.monotonic() + 240
+    while True:
+        jobs = [job for job in slurm.jobs() if not job.state.is_final]
+        for job in jobs:
+            slurm.cancel(job.raw_id if job.array_id is None else job.array_id)
+        states = set((twin.node_states() or {"": ""}).values())
+        if not jobs and states == {"idle"}:
+            return
+        assert time.monotonic() < deadline, (jobs, states)
+        time.sleep(0.3)
+
+
+@pytest.fixture
+def report(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], None]:
+    """Keep and show figures."""
+
+    def note(name: str, figures: Any) -> None:
+        path = tmp_path_factory.getbasetemp() / "acceptance.json"
+        value = json.loads(path.read_text()) if path.exists() else {}
+        value[name] = figures
+        path.write_text(json.dumps(value, indent=1))
+        with capsys.disabled():
+            print(f"\n{name}: {json.dumps(figures)}")
+
+    return note
+
+
+def rounded(figures: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{key: round(value, 3) for key, value in each.items()} for each in figures]
+
+
+# ----------------------------------------------------------------------------- in every run of the tests
+def test_a_fault_at_the_first_the_middle_and_the_last_node(
+    stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
+) -> None:
+    """Two spares heal two faults; the third ends the task, and the next one starts without all three bad nodes."""
+    run = Operation(stage, tmp_path, nodes=5, spares=2)
+    run.launch("--array", "1-10")
+    bad: list[str] = []
+    for number, place in enumerate((0, 2, -1), 1):
+        run.until_trains_again(number, more=6)
+        node = run.launches()[-1]["nodes"][place]
+        inject(stage, "worker-crash", node=node)
+        bad.append(node)
+    run.until_trains_again(4, more=6)
+    first, second, third, fourth = run.launches()[:4]
+    assert [launch["blamed"] for launch in (first, second, third)] == [[node] for node in bad]
+    assert first["job_id"] == second["job_id"] == third["job_id"] != fourth["job_id"]
+    assert not set(bad) & set(fourth["nodes"]) and len(fourth["nodes"]) == 5
+    assert run.excluded() == set(bad) and run.tasks_left() == 8
+    run.check_nothing_is_lost()
+    figures = run.relaunch_figures()
+    report("worker crash at first, middle and last node", rounded(figures))
+    assert [figure["same_allocation"] for figure in figures[:3]] == [True, True, False]
+
+
+def test_a_black_hole_burns_one_task_of_an_array_of_ten(
+    stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
+) -> None:
+    """No spare, and the bad node is the batch host, where the next task would go again."""
+    inject(stage, "black-hole", node=NODES[0])
+    run = Operation(stage, tmp_path, nodes=4, spares=0)
+    run.launch("--array", "1-10")
+    run.until_step(6)
+    launches = run.launches()
+    report("black hole, array of 10", {"burned": len(run.attempts()) - 1, "left": run.tasks_left()})
+    assert run.tasks_left() >= 8
+    assert launches[0]["blamed"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
+    assert run.excluded() == {NODES[0]}
+    assert run.log().count(f"tr11: {NODES[0]} is excluded") <= 1
+    run.check_nothing_is_lost()
+
+
+def test_a_controller_that_restarts_or_is_frozen_stops_no_training(stage: Twin, tmp_path: Path) -> None:
+    run = Operation(stage, tmp_path, nodes=3, spares=1)
+    run.launch("--array", "1-3")
+    run.until_step(3)
+    inject(stage, "controller-restarted")
+    run.until_step(run.iteration() + 3)
+    inject(stage, "controller-frozen", seconds=12)
+    before = run.iteration()
+    shown = run.tr11("status", expect=None)
+    assert shown.returncode in {0, 3} and "while looking for" in shown.stdout, "what was not seen is unknown, not gone"
+    run.until(lambda: active(stage) == (), "the controller is back")
+    assert run.iteration() > before and len(run.launches()) == 1
+    assert len(run.attempts()) == 1 and run.tasks_left() == 2
+
+
+def test_a_controller_frozen_during_the_submission_yields_one_job(stage: Twin, tmp_path: Path) -> None:
+    run = Operation(stage, tmp_path, nodes=2, spares=0)
+    plan = run.tr11("launch", "--array", "1-2", "--dry-run")
+    assert "nothing was submitted" in plan.stdout
+    inject(stage, "controller-frozen", seconds=12)
+    refused = run.tr11("launch", "--array", "1-2", expect=None)
+    assert refused.returncode == 3
+    run.until(lambda: active(stage) == (), "the controller is back")
+    run.until(lambda: stage.node_states() is not None, "it answers")
+    again = run.tr11("launch", "--array", "1-2", expect=None)
+    assert again.returncode in {0, 1}
+    run.until_step(2)
+    assert len({job.array_id for job in run.jobs()}) == 1 and len(run.attempts()) == 1
+
+
+def test_a_node_that_another_hand_has_drained_stays_so(stage: Twin, tmp_path: Path) -> None:
+    inject(stage, "drain", node=NODES[9])
+    run = Operation(stage, tmp_path, nodes=3, spares=1)
+    run.launch("--array", "1-3")
+    run.until_trains_again(1, more=6)
+    inject(stage, "worker-crash", node=run.launches()[0]["nodes"][1])
+    run.until_trains_again(2, more=3)
+    facts = subprocess.run(
+        ["scontrol", "show", "node", NODES[9]], env=stage.client_environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert "DRAIN" in facts and f"Reason={FOREIGN_REASON} [" in facts
+    assert NODES[9] not in run.excluded()
+
+
+def test_ten_waiting_tasks_start_zero_times_after_a_kill(stage: Twin, tmp_path: Path) -> None:
+    run = Operation(stage, tmp_path, nodes=2, spares=0)
+    run.launch("--array", "1-11")
+    run.until_step(4)
+    run.tr11("kill", "--yes", "--wait", "--reason", "acceptance")
+    [end] = run.ends()
+    assert (end.reason, end.checkpoint_step) == ("kill-switch", end.iteration)
+    time.sleep(5)  # long enough for the scheduler to start what it may: it looks every second
+    assert len(run.attempts()) == 1 and run.tasks_left() in {0, 10}
+    run.check_nothing_is_lost()
+
+
+# ----------------------------------------------------------------------------- long
+@pytest.mark.soak
+def test_a_node_dies_in_the_middle(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+    run = Operation(stage, tmp_path, nodes=5, spares=1)
+    run.launch("--array", "1-3")
+    run.until_trains_again(1, more=6)
+    node = run.launches()[0]["nodes"][2]
+    began = time.time()
+    inject(stage, "node-dead", node=node)
+    run.until_trains_again(2, more=6)
+    first, second = run.launches()[:2]
+    assert first["blamed"] == [node] and first["job_id"] == second["job_id"] and node not in second["nodes"]
+    run.check_nothing_is_lost()
+    [figure] = run.relaunch_figures()[:1]
+    report("node death", {**rounded([figure])[0], "fault_to_end": round(first["end"] - began, 3)})
+    assert run.tasks_left() == 2
+
+
+@pytest.mark.soak
+def test_a_half_dead_node_is_found_out(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+    run = Operation(stage, tmp_path, nodes=4, spares=1)
+    run.launch("--array", "1-3")
+    run.until_trains_again(1, more=6)
+    node = run.launches()[0]["nodes"][2]
+    began = time.time()
+    inject(stage, "half-dead", node=node)
+    run.until(lambda: "down" in (stage.node_states() or {}).get(node, ""), "the controller has noticed")
+    run.until_trains_again(2, more=6)
+    first = run.launches()[0]
+    assert first["blamed"] == [node] and node not in run.launches()[1]["nodes"]
+    report("half-dead node", {"fault_to_end": round(first["end"] - began, 3), "left": run.tasks_left()})
+    run.check_nothing_is_lost()
+
+
+@pytest.mark.soak
+def test_the_batch_host_dies(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+    """The allocation stays, with nobody in it (P19); `tr11 launch --repair` ends it, and the next task trains."""
+    run = Operation(stage, tmp_path, nodes=4, spares=1)
+    run.launch("--array", "1-3")
+    run.until_trains_again(1, more=6)
+    host = inject(stage, "batch-host-dead").fault.target
+    run.until(lambda: "down" in (stage.node_states() or {}).get(host, ""), "the controller has noticed")
+    before = run.attempts()
+    if any(job.state.is_active for job in run.jobs()):
+        run.tr11("launch", "--repair", "--yes", expect=None)
+    run.until(lambda: len(run.attempts()) > len(before), "the next task")
+    run.until_trains_again(len(run.launches()), more=6)
+    assert host not in run.launches()[-1]["nodes"]
+    report("batch host death", {"tasks_left": run.tasks_left()})
+    run.check_nothing_is_lost()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("bad", [2, 3])
+def test_several_bad_nodes_at_once(stage: Twin, tmp_path: Path, bad: int) -> None:
+    """As many black holes as spares, and one more."""
+    for node in NODES[:bad]:
+        inject(stage, "black-hole", node=node)
+    run = Operation(stage, tmp_path, nodes=4, spares=2)
+    run.launch("--array", "1-10")
+    run.until_step(6)
+    assert run.tasks_left() >= 8
+    assert not set(NODES[:bad]) & set(run.launches()[-1]["nodes"])
+    run.check_nothing_is_lost()
+
+
+@pytest.mark.soak
+def test_the_controller_is_frozen_for_a_minute_during_an_exclusion(stage: Twin, tmp_path: Path) -> None:
+    run = Operation(stage, tmp_path, nodes=4, spares=0)
+    run.launch("--array", "1-10")
+    run.until_trains_again(1, more=6)
+    node = run.launches()[0]["nodes"][1]
+    inject(stage, "controller-frozen", seconds=60)
+    inject(stage, "worker-crash", node=node)
+    run.until(lambda: active(stage) == (), "the controller is back")
+    run.until_trains_again(2, more=6)
+    assert node in run.excluded() and node not in run.launches()[-1]["nodes"]
+    assert run.tasks_left() >= 8
+    run.check_nothing_is_lost()
+
+
+@pytest.mark.soak
+def test_a_worker_that_hangs_is_ended_and_the_training_goes_on(stage: Twin, tmp_path: Path) -> None:
+    run = Operation(stage, tmp_path, nodes=4, spares=1, changes=["rehearsal.collective_seconds=10"])
+    run.launch("--array", "1-3")
+    run.until_trains_again(1, more=6)
+    node = run.launches()[0]["nodes"][2]
+    inject(stage, "worker-stop", node=node)
+    run.until_trains_again(2, more=6)
+    run.check_nothing_is_lost()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_full_size(twin_home: Path, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+    """48 + 4 nodes, 384 workers: a crash, a node's death, and a black hole, each healed on a spare."""
+    require_slurm()
+    plan = TwinPlan(name="fullsize", nodes=52, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=20, kill_wait_seconds=5)
+    shape = (
+        "slurm.workers_per_node=8", "parallel.tensor=4", "parallel.pipeline=12", "model.layers=70",
+        "batch.global_batch_size=192", "batch.micro_batch_size=2", "rehearsal.step_seconds=105",
+        "rehearsal.start_seconds=300", "resilience.exclusion_cap_percent=10", "checkpoint.interval=10",
+    )  # fmt: skip
+    with Twin.up(plan, twin_home) as twin:
+        run = Operation(twin, tmp_path, nodes=48, spares=4, changes=shape)
+        run.launch("--array", "1-10")
+        kinds = ("worker-crash", "node-dead", "black-hole")
+        for number, kind in enumerate(kinds, 1):
+            run.until(lambda number=number: len(run.launches()) >= number, f"launch {number}", 900)  # type: ignore[misc]
+            began = run.launches()[-1]["start"]
+            run.until(lambda began=began: sum(step["time"] > began for step in steps_of(run.paths)) >= 12, "steps", 900)  # type: ignore[misc]
+            inject(twin, kind, node=run.launches()[-1]["nodes"][10 * number])
+        run.until(lambda: len(run.launches()) >= 4, "launch 4", 900)
+        began = run.launches()[-1]["start"]
+        run.until(lambda: sum(step["time"] > began for step in steps_of(run.paths)) >= 12, "steps of launch 4", 900)
+        assert len(run.attempts()) == 1 and run.tasks_left() == 9
+        report("full size", dict(zip(kinds, rounded(run.relaunch_figures()), strict=True)))
+        run.check_nothing_is_lost()

@@ -1,0 +1,163 @@
+"""Chains on a real Slurm: jobs that queue each other, a dead chain, and an allocation without its batch script."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.rehearsal_inputs import SMALL, ends_of, rehearsal_card, steps_of
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.rundir import RunDirectory, new_tag
+from tr11ops.twin.faults import inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+from trainer.contract import write_json
+
+DEADLINE_SECONDS = 240.0
+
+
+@dataclass
+class Scene:
+    """A rehearsal in miniature on a twin, in a folder of its own."""
+
+    folder: Path
+    slurm: SlurmScheduler
+    changes: tuple[str, ...]
+    capture: pytest.CaptureFixture[str]
+
+    @property
+    def directory(self) -> RunDirectory:
+        card = rehearsal_card(self.folder, self.changes)
+        return RunDirectory(card.paths, card.kill_switch)
+
+    def tr11(self, *words: str) -> tuple[int, str, str]:
+        self.capture.readouterr()
+        options = [word for change in (*SMALL, *self.changes) for word in ("--set", change)]
+        code = execute([words[0], "--run", "rehearsal", "--scheduler", "slurm", *words[1:], *options])
+        out, err = self.capture.readouterr()
+        return code, out, err
+
+    def jobs(self) -> list[Job]:
+        return [job for job in self.slurm.jobs() if self.directory.mark in job.comment]
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (found := condition()):
+            assert time.monotonic() < deadline, [*self.jobs(), self.log()[-3000:]]
+            time.sleep(0.2)
+        return found
+
+    def log(self) -> str:
+        main_log = self.directory.paths.main_log
+        return main_log.read_text(errors="replace") if main_log.exists() else ""
+
+
+def enter(
+    twin: Twin, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str], *changes: str
+) -> Scene:
+    for name, value in twin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(folder)
+    return Scene(folder, SlurmScheduler(twin.environment), changes, capture)
+
+
+@pytest.fixture
+def scene(
+    twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Scene:  # fmt: skip
+    """On the shared twin; the `slurm` fixture cancels what is left."""
+    return enter(twin, tmp_path, monkeypatch, capsys, "run.exit_interval=4", "batch.train_samples=80",
+                 "schedule.decay_samples=80")  # fmt: skip
+
+
+def test_each_job_queues_the_next_one_until_the_run_has_ended(scene: Scene) -> None:
+    """Three attempts of four steps; never more than one job that runs and one that waits."""
+    code, out, err = scene.tr11("launch", "--array", "1-3", "--set", "slurm.chain=self", "--json")
+    assert code == 0 and json.loads(out)["chain"] == "self", out + err
+    most = 0
+
+    def is_over() -> bool:
+        nonlocal most
+        jobs = scene.jobs()
+        most = max(most, sum(not job.state.is_final for job in jobs))
+        return len(jobs) == 3 and all(job.state.is_final for job in jobs)
+
+    scene.wait(is_over)
+    records = scene.directory.read_submissions()
+    assert most <= 2 and [record.left for record in records] == [2, 1, 0]
+    assert [record.dependency for record in records] == [None, *(f"afterany:{one.job_id}" for one in records[:2])]
+    assert [job.state for job in scene.jobs()] == [JobState.COMPLETED] * 3
+    assert [step["iteration"] for step in steps_of(scene.directory.paths)] == list(range(1, 11))
+    assert [end.reason for end in ends_of(scene.directory.paths)] == ["exit-interval", "exit-interval", "finished"]
+
+
+def test_a_dead_chain_is_launched_anew(scene: Scene) -> None:
+    """`afterok` behind a job that failed waits for ever; `--repair` puts an attempt in its place."""
+    directory = scene.directory
+    failed = subprocess.run(
+        ["sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 1"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    scene.wait(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final)
+    dead = subprocess.run(
+        ["sbatch", "--parsable", f"--dependency=afterok:{failed}", f"--comment={directory.comment(new_tag())}",
+         "--job-name=rehearsal", "--output=/dev/null", "--wrap=true"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    scene.wait(lambda: any("NeverSatisfied" in job.reason for job in scene.jobs()))
+    status = json.loads(scene.tr11("status", "--json")[1])
+    assert any(finding["detector"] == "dead-chain" for finding in status["findings"])
+    code, out, err = scene.tr11("launch", "--repair", "--dry-run", "--json")
+    assert code == 0 and [step["job"] for step in json.loads(out)["steps"]] == [dead], err
+    code, out, err = scene.tr11("launch", "--repair", "--yes", "--json")
+    assert code == 0, err
+    [number] = json.loads(out)["submitted"]
+    states = {job.raw_id: job.state for job in scene.jobs()}
+    assert states[dead] is JobState.CANCELLED and not states[number].is_final
+
+
+@pytest.fixture
+def mortal(twin_home: Path) -> Iterator[Twin]:
+    """A twin whose nodes may die: Slurm notices after five seconds."""
+    require_slurm()
+    with Twin.up(TwinPlan(name="mortal", nodes=3, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home) as running:
+        yield running
+
+
+def test_an_allocation_without_its_batch_script_is_ended(
+    mortal: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The batch host dies in a job that survives its nodes: it would run on for ever."""
+    scene = enter(mortal, tmp_path, monkeypatch, capsys, "slurm.spare_nodes=1")
+    write_json(scene.directory.submission(tag := new_tag()).record, {})
+    number = subprocess.run(
+        ["sbatch", "--parsable", "--no-kill", "-N3", f"--comment={scene.directory.comment(tag)}",
+         "--job-name=rehearsal", "--output=/dev/null", "--wrap=sleep 600"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    [job] = scene.wait(lambda: [job for job in scene.jobs() if job.state is JobState.RUNNING])
+    write_json(scene.directory.paths.attempt(number) / "attempt.json", {"nodes": job.nodes, "submission": tag})
+    assert scene.tr11("launch", "--repair", "--json", "--yes")[1].count('"cancel"') == 0
+    inject(mortal, "node-dead", node=job.nodes[0])
+    status: dict[str, Any] = scene.wait(lambda: zombies(scene))
+    assert status["fix"].startswith("tr11 launch") and status["fix"].endswith("--repair")
+    assert [entry.state for entry in scene.jobs()] == [JobState.RUNNING]
+    code, out, err = scene.tr11("launch", "--repair", "--yes", "--json")
+    assert code == 0 and [step["job"] for step in json.loads(out)["steps"]] == [number], out + err
+    scene.wait(lambda: all(entry.state is not JobState.RUNNING for entry in scene.jobs()))
+
+
+def zombies(scene: Scene) -> dict[str, Any] | None:
+    findings = json.loads(scene.tr11("status", "--json")[1])["findings"]
+    return next((finding for finding in findings if finding["detector"] == "zombie"), None)

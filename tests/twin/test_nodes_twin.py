@@ -1,0 +1,246 @@
+"""Excluding, including and checking nodes on a real Slurm, and a bad node that ends its step at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.agent.health.base import EXIT_BAD_NODE
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest, Job
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.exclusions import read_version
+from tr11ops.rundir import RunDirectory
+from tr11ops.twin.twin import Twin
+from trainer.contract import RunPaths
+
+ROOT = Path(__file__).parents[2]
+TR11 = Path(sys.executable).parent / "tr11"
+CAP = ("--set", "resilience.exclusion_cap_percent=60")
+
+
+@dataclass
+class Place:
+    """A folder with a card of two nodes, in which `tr11 nodes` reaches the twin."""
+
+    folder: Path
+    twin: Twin
+    slurm: SlurmScheduler
+    capture: pytest.CaptureFixture[str]
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(RunPaths(self.folder / "run", "small", "main"), self.folder / "run" / "kill-switch")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.twin.plan.gpu_node_names
+
+    def type_in(self, *words: str) -> tuple[int, str, str]:
+        self.capture.readouterr()
+        code = execute(["nodes", *words, "--run", "small.toml", "--scheduler", "slurm"])
+        out, err = self.capture.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    def submit(self, script: str, name: str, nodes: int, *, ours: bool = False, array: str | None = None) -> str:
+        comment = self.directory.comment("20260101-000000-00000000") if ours else ""
+        return self.slurm.submit(
+            BatchRequest(
+                f"#!/bin/bash\n{script}\n", name, nodes, 900, str(self.folder / f"{name}-%j.out"), self.folder,
+                array=array, gpus_per_node=8, comment=comment, partition=self.twin.plan.partition,
+            )
+        )  # fmt: skip
+
+    def block(self, nodes: int) -> Job:
+        """A job of ours, but not of the run, that holds nodes."""
+        number = self.submit("sleep 900", "block", nodes)
+        self.wait(lambda: (job := self.slurm.job(number)) is not None and job.state.is_active)
+        job = self.slurm.job(number)
+        assert job is not None
+        return job
+
+    def control(self, *words: str) -> str:
+        """Run scontrol; what an administrator would type."""
+        done = subprocess.run(
+            ["scontrol", *words],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **self.twin.environment},
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def place(
+    twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Place]:  # fmt: skip
+    for name, value in twin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    write_card(tmp_path)
+    (tmp_path / "run").mkdir()
+    here = Place(tmp_path, twin, slurm, capsys)
+    yield here
+    for job in slurm.jobs():
+        if not job.state.is_final:
+            slurm.cancel(job.array_id or job.raw_id)
+    here.wait(lambda: all("idle" in node.states or not node.is_usable for node in slurm.nodes()))
+
+
+def script(folder: Path, body: str) -> tuple[str, str]:
+    """A check script of the site's, as an override of the card."""
+    path = folder / "own.sh"
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return "--set", f'resilience.check_scripts=["{path}"]'
+
+
+def test_an_exclusion_reaches_queued_work_in_its_place_and_no_drain_is_touched(place: Place) -> None:
+    first, second, third = place.nodes[:3]
+    place.block(6)
+    array = place.submit("true", "small", 2, ours=True, array="1-5%1")
+    later = place.submit("true", "later", 2)
+    drained = place.nodes[5]
+    place.control("update", f"NodeName={drained}", "State=DRAIN", "Reason=fan 3, by hand")
+    try:
+        before = {job.raw_id: place.control("-o", "show", "job", job.raw_id) for job in place.slurm.jobs()}
+        code, out, err = place.type_in("exclude", f"{first},{second}", "--reason", "Xid 79", "--yes", "--json", *CAP)
+        assert code == 0, err
+        [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
+        assert queued.excluded == (first, second) and queued.pending_tasks == (1, 2, 3, 4, 5)
+        assert json.loads(out)["queue"][0]["after"] == [first, second]
+        after = place.control("-o", "show", "job", queued.raw_id)
+        for word in ("Priority=", "SubmitTime=", "EligibleTime="):
+            value = before[queued.raw_id].split(word)[1].split()[0]
+            assert f"{word}{value} " in after  # it keeps its place
+        assert "ExcNodeList=(null)" in place.control("-o", "show", "job", later)
+
+        assert place.type_in("include", first, "--force", "--yes")[0] == 0
+        [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
+        assert queued.excluded == (second,)
+        assert place.type_in("exclude", drained, "--yes", *CAP)[0] == 0
+        included = place.type_in("include", drained, "--yes")  # it passes, checked beside our job
+        assert included[0] == 0 and "by the site's hand, and stays so" in included[2]
+        shown = place.control("show", "node", drained)
+        assert "DRAIN" in shown and "Reason=fan 3, by hand" in shown
+        listed = json.loads(place.type_in("list", drained, "--json")[1])["nodes"][0]
+        assert listed["site_reason"].startswith("fan 3, by hand") and listed["exclusion"] is None
+    finally:
+        place.control("update", f"NodeName={drained}", "State=RESUME")
+    assert place.type_in("exclude", third, "--yes")[0] == 1  # one is the cap of six nodes, and one is excluded
+
+
+def test_the_health_job_runs_on_the_named_node_and_tells_the_bad_one(place: Place) -> None:
+    good, bad = place.nodes[1], place.nodes[3]
+    own = script(
+        place.folder,
+        f'echo "$SLURMD_NODENAME" >> {place.folder}/seen; [ "$SLURMD_NODENAME" != {bad} ] || {{ echo "fan 3"; exit 1; }}',
+    )
+    code, out, _ = place.type_in("check", good, bad, "--json", *own)
+    found = {row["node"]: (row["result"], row["why"]) for row in json.loads(out)["nodes"]}
+    assert found[bad] == ("bad", "script:own.sh: fan 3") and found[good][0] in {"fine", "warning"}
+    assert code == 1
+    assert sorted((place.folder / "seen").read_text().split()) == sorted([good, bad])
+    assert place.type_in("exclude", bad, "--yes")[0] == 0
+    refused = place.type_in("include", bad, "--yes", *own)
+    assert refused[0] == 1 and "fan 3" in refused[2]
+    assert place.type_in("include", bad, "--yes")[0] == 0  # mended: the card has no such script any more
+    assert read_version(place.directory.exclusions).exclusions == ()
+    place.wait(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
+
+
+def test_busy_nodes_are_checked_beside_our_job_and_drained_ones_are_unknown(place: Place) -> None:
+    job = place.block(2)
+    idle = next(name for name in place.nodes if name not in job.nodes)
+    drained = next(name for name in reversed(place.nodes) if name not in (*job.nodes, idle))
+    place.control("update", f"NodeName={drained}", "State=DRAIN", "Reason=by hand")
+    try:
+        own = script(place.folder, f'echo "$SLURM_JOB_ID $SLURMD_NODENAME" >> {place.folder}/seen')
+        code, out, _ = place.type_in("check", *job.nodes, idle, drained, "--json", *own)
+    finally:
+        place.control("update", f"NodeName={drained}", "State=RESUME")
+    found = {row["node"]: row for row in json.loads(out)["nodes"]}
+    assert code == 3 and "drain" in found[drained]["why"] and "by hand" in found[drained]["why"]
+    assert all(found[name]["result"] in {"fine", "warning"} for name in (*job.nodes, idle)), found
+    seen = dict(reversed(line.split()) for line in (place.folder / "seen").read_text().splitlines())
+    assert {name: seen[name] == job.raw_id for name in (*job.nodes, idle)} == {
+        **dict.fromkeys(job.nodes, True), idle: False,
+    }  # fmt: skip
+    current = place.slurm.job(job.raw_id)
+    assert current is not None and current.state.is_active  # it was not disturbed
+
+
+def test_two_people_at_once_lose_nothing(place: Place) -> None:
+    place.block(6)
+    array = place.submit("true", "small", 2, ours=True, array="1-3%1")
+    mine = place.nodes[:3]
+    people = [
+        subprocess.Popen(
+            [TR11, "nodes", "exclude", name, "--yes", "--run", "small.toml", "--scheduler", "slurm", *CAP],
+            cwd=place.folder, env={**os.environ, **place.twin.environment}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for name in mine
+    ]  # fmt: skip
+    for person in people:
+        shown, _ = person.communicate(timeout=180)
+        assert person.returncode == 0, shown
+    assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == list(mine)
+    [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
+    assert queued.excluded == mine
+
+
+AGENT = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tr11ops.agent import node
+node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", "import time; time.sleep(600)"])
+folder = Path({folder!r})
+sys.exit(node.run(node.NodeTask(
+    folder / "attempt", folder / "card.json", os.environ["SLURM_JOB_ID"], 1, int(os.environ["SLURM_NODEID"]),
+    3, 1, "127.0.0.1", 1, float(os.environ["ASKED"]))))
+"""
+
+
+def test_a_bad_node_ends_the_step_before_the_others_wait_for_it(place: Place) -> None:
+    script(place.folder, '[ "$SLURM_NODEID" != 1 ] || { echo "GPU 3 is gone"; exit 1; }')
+    card = {"slurm": {"gpus_per_node": 0}, "resilience": {"check_scripts": [str(place.folder / "own.sh")]}}
+    (place.folder / "card.json").write_text(json.dumps(card))
+    (place.folder / "agent.py").write_text(AGENT.format(root=str(ROOT), folder=str(place.folder)))
+    number = place.submit(
+        f"export ASKED=$(date +%s.%N)\nsrun --kill-on-bad-exit=1 --wait=60 --ntasks-per-node=1 {sys.executable} agent.py\n"
+        "echo status $?", "agents", 3,
+    )  # fmt: skip
+    out = place.folder / f"agents-{number}.out"
+    place.wait(lambda: out.exists() and "status " in out.read_text(), 180)
+    text = out.read_text()
+    assert "health check script:own.sh: bad: GPU 3 is gone" in text
+    assert f"task 1: Exited with exit code {EXIT_BAD_NODE}" in text and "status 0" not in text
+    records = [json.loads(path.read_text()) for path in (place.folder / "attempt" / "nodes").glob("*.json")]
+    [bad] = [one for one in records if one["exit_status"] == EXIT_BAD_NODE]
+    assert bad["node_rank"] == 1 and [one["why"] for one in bad["checks"] if one["result"] == "bad"] == [
+        "GPU 3 is gone"
+    ]
+    assert "clock" in {one["name"] for one in bad["checks"]}
+    assert not (place.folder / "attempt" / "stop-request.json").exists()  # the next launch must not see one

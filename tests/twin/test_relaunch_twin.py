@@ -1,0 +1,304 @@
+"""The allocation that heals itself, on real Slurm with stand-in workers: 3 nodes and a spare, on a twin of six."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest, Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.exclusions import exclude
+from tr11ops.journal import read_journal
+from tr11ops.rundir import RunDirectory
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+from trainer.contract import RunPaths
+
+NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
+PATIENCE_SECONDS = 150.0
+
+CARD = """
+[run]
+name = "heal"
+directory = "run"
+
+[rehearsal]
+time_scale = 100
+start_seconds = 20
+step_seconds = 10
+save_seconds = 1
+bytes_per_rank = 256
+collective_seconds = 6000
+
+[slurm]
+nodes = 3
+spare_nodes = {spares}
+workers_per_node = 2
+time_limit = "00:30:00"
+signal_seconds_before_limit = 60
+
+[parallel]
+tensor = 2
+
+[model]
+layers = 2
+hidden_size = 32
+attention_heads = 4
+sequence_length = 32
+
+[batch]
+micro_batch_size = 2
+global_batch_size = 12
+train_samples = {samples}
+
+[schedule]
+learning_rate = 1e-3
+
+[checkpoint]
+interval = 5
+
+[evaluation]
+iterations = 0
+
+[data]
+prefixes = ["data/none"]
+
+[tokenizer]
+padded_vocabulary_size = 512
+
+[logging]
+tensorboard = false
+
+[resilience]
+end_within_seconds = 8
+exclusion_cap_percent = 50
+"""
+
+
+@pytest.fixture(scope="module")
+def small_twin(twin_home: Path) -> Iterator[Twin]:
+    """Six nodes of its own: they are killed here, and Slurm has to notice within seconds."""
+    require_slurm()
+    with Twin.up(TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=10), twin_home) as made:
+        yield made
+
+
+class Stage:
+    """A run that is launched and watched; what is typed goes to the twin."""
+
+    def __init__(self, folder: Path, twin: Twin) -> None:
+        self.folder, self.twin = folder, twin
+        self.slurm = SlurmScheduler(twin.environment)
+        self.paths = RunPaths(folder / "run", "heal", "main")
+        self.directory = RunDirectory(self.paths, self.paths.root / "kill-switch")
+        self.array = ""
+
+    def launch(self, tasks: int, spares: int = 1, samples: int = 12_000_000) -> None:
+        write_dataset(self.folder / "data" / "none")
+        (self.folder / "tr11.toml").write_text(CARD.format(spares=spares, samples=samples))
+        assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
+        self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
+
+    def jobs(self) -> list[Job]:
+        return [job for job in self.slurm.jobs() if job.name == "heal"]
+
+    def started(self) -> list[str]:
+        """Numbers of the attempts that got as far as a folder."""
+        return sorted((path.name for path in self.paths.attempts.glob("*")), key=int)
+
+    def waiting(self) -> Job:
+        return next(job for job in self.jobs() if job.state is JobState.PENDING)
+
+    def launches(self, attempt: str) -> list[dict[str, Any]]:
+        return [self._read(path) for path in sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))]
+
+    def verdict(self, attempt: str) -> dict[str, Any]:
+        return self._read(self.paths.attempt(attempt) / "verdict.json")
+
+    def iteration(self, attempt: str) -> int:
+        steps = (
+            [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
+            if self.paths.metrics.exists()
+            else []
+        )
+        return max(
+            (step["iteration"] for step in steps if step.get("job_id") == attempt and "iteration" in step), default=0
+        )
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > until:
+                log = (
+                    self.paths.main_log.read_text(errors="replace")[-3000:]
+                    if self.paths.main_log.exists()
+                    else "(none)"
+                )
+                raise AssertionError(f"{what}: not in time; load {os.getloadavg()}; the log ends:\n{log}")
+            time.sleep(0.2)
+
+    def train(self, attempt: int = 0, beyond: int = 5) -> str:
+        """Wait until the attempt of that order trains; returns its number."""
+        self.wait(lambda: len(self.started()) > attempt, f"attempt {attempt}")
+        name = self.started()[attempt]
+        self.wait(lambda: self.iteration(name) > beyond, f"steps of attempt {attempt}")
+        return name
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(path.read_text())
+        return value
+
+
+@pytest.fixture
+def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    for name, value in small_twin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    made = Stage(tmp_path, small_twin)
+    yield made
+    assert not [healing.error for healing in heal(small_twin) if healing.error]
+    for job in made.slurm.jobs():
+        if not job.state.is_final:
+            made.slurm.cancel(job.array_id or job.raw_id)
+    made.wait(
+        lambda: (
+            all(job.state.is_final for job in made.slurm.jobs())
+            and all(node.states == {"idle"} for node in made.slurm.nodes())
+        ),
+        "an idle twin",
+    )
+
+
+@pytest.mark.timeout(400)
+def test_a_crash_is_relaunched_on_the_spare_and_the_run_finishes(stage: Stage) -> None:
+    stage.launch(3, samples=1200)
+    attempt = stage.train()
+    inject(stage.twin, "worker-crash", node=NODES[1])
+    stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
+    first, second = stage.launches(attempt)
+    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]])
+    assert (first["nodes"], second["nodes"]) == (list(NODES[:3]), [NODES[0], *NODES[2:4]])
+    assert first["start"] < first["first_sign"] <= first["end"] <= second["start"]
+    assert second["iteration_after"] == 100 and second["checkpoint_before"] >= 5
+    verdict = stage.verdict(attempt)
+    assert (verdict["reason"], verdict["blamed"], verdict["held"]) == ("finished", [NODES[1]], [stage.array])
+    assert stage.waiting().excluded == (NODES[1],)
+    entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
+    assert entry.data["blamed"] == [NODES[1]]
+    assert stage.started() == [attempt]
+
+
+@pytest.mark.timeout(400)
+def test_a_black_hole_burns_one_task_and_the_others_run_elsewhere(stage: Stage) -> None:
+    inject(stage.twin, "black-hole", node=NODES[1])
+    stage.launch(5, spares=0)
+    second = stage.train(attempt=1)
+    first = stage.started()[0]
+    verdict = stage.verdict(first)
+    assert (verdict["cause"], verdict["blamed"], verdict["restart"], verdict["exit_status"]) == (
+        "node",
+        [NODES[1]],
+        True,
+        1,
+    )
+    assert NODES[1] not in stage.launches(second)[0]["nodes"]
+    assert stage.waiting().excluded == (NODES[1],)
+    assert stage.waiting().pending_tasks == (3, 4, 5)
+
+
+@pytest.mark.timeout(400)
+def test_bad_input_holds_the_array(stage: Stage) -> None:
+    stage.launch(3)
+    write_checkpoint(stage.paths.checkpoints, 5)  # a real training's, which a stand-in refuses
+    stage.wait(
+        lambda: stage.started() and (stage.paths.attempt(stage.started()[0]) / "verdict.json").exists(), "the end"
+    )
+    [attempt] = stage.started()
+    verdict = stage.verdict(attempt)
+    assert (verdict["reason"], verdict["exit_status"], verdict["restart"]) == ("refused", 2, False)
+    assert (verdict["held"], len(stage.launches(attempt))) == ([stage.array], 1)
+    assert stage.waiting().reason.startswith("JobHeld") and stage.waiting().pending_tasks == (2, 3)
+    assert "ALERT" in stage.paths.main_log.read_text()
+    [held] = [entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "array-held"]
+    assert held.data["jobs"] == [stage.array]
+
+
+@pytest.mark.timeout(400)
+def test_ten_queued_tasks_start_zero_times_once_the_switch_is_set(stage: Stage) -> None:
+    stage.launch(11)
+    attempt = stage.train()
+    stage.directory.kill_switch.touch()  # by anybody who may write there
+    stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
+    verdict = stage.verdict(attempt)
+    assert (verdict["reason"], verdict["exit_status"], verdict["held"]) == ("kill-switch", 0, [stage.array])
+    assert stage.waiting().pending_tasks == tuple(range(2, 12)) and stage.waiting().reason.startswith("JobHeld")
+    # One that is let go by mistake holds the rest again, and leaves.
+    stage.slurm.release(stage.array)
+    stage.wait(
+        lambda: len(stage.started()) == 2 and (stage.paths.attempt(stage.started()[1]) / "verdict.json").exists(),
+        "task 2",
+    )
+    second = stage.started()[1]
+    assert (stage.verdict(second)["reason"], stage.launches(second)) == ("kill-switch", [])
+    assert stage.waiting().pending_tasks == tuple(range(3, 12)) and stage.waiting().reason.startswith("JobHeld")
+
+
+@pytest.mark.timeout(400)
+def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> None:
+    stage.launch(3)
+    attempt = stage.train()
+    inject(stage.twin, "node-dead", node=NODES[2])
+    stage.wait(lambda: len(stage.launches(attempt)) == 2, "the second launch")
+    first, second = stage.launches(attempt)
+    assert (first["cause"], first["blamed"], second["nodes"]) == ("node", [NODES[2]], [NODES[0], NODES[1], NODES[3]])
+    reached = stage.iteration(attempt)
+    stage.wait(
+        lambda: next(node for node in stage.slurm.nodes() if node.name == NODES[2]).states & {"down"}, "Slurm's notice"
+    )
+    stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
+    # Slurm takes a job that lost a node for ended, and would start the next task of the array beside it.
+    assert stage.started() == [attempt]
+    assert stage.waiting().pending_tasks == (2, 3)
+
+
+@pytest.mark.timeout(400)
+def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) -> None:
+    block = stage.slurm.submit(
+        BatchRequest("#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder)
+    )
+    stage.wait(
+        lambda: next(job for job in stage.slurm.jobs() if job.raw_id == block).state is JobState.RUNNING, "the blocker"
+    )
+    stage.launch(3)
+    for node in NODES[:2]:  # as an attempt does whose scheduler did not answer
+        assert exclude(stage.directory, node, why="a test", owner="test", days=1)
+    stage.slurm.cancel(block)
+    second = stage.train(attempt=1)
+    first = stage.started()[0]
+    assert (stage.launches(first), stage.verdict(first)["cause"]) == ([], "node")
+    assert stage.launches(second)[0]["nodes"] == list(NODES[2:5])
+    assert stage.waiting().excluded == NODES[:2]
+
+
+@pytest.mark.timeout(400)
+def test_the_next_task_ends_a_job_without_its_batch_host_and_trains_on(stage: Stage) -> None:
+    stage.launch(4)
+    first = stage.train(beyond=10)
+    inject(stage.twin, "batch-host-dead", node=NODES[0])
+    second = stage.train(attempt=1)
+    assert NODES[0] not in stage.launches(second)[0]["nodes"]
+    assert stage.launches(second)[0]["checkpoint_before"] >= 10
+    stage.wait(lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final, "the end of the zombie")
+    stage.wait(lambda: stage.iteration(second) > stage.iteration(first) + 20, "more steps")
+    assert stage.started() == [first, second]
+    assert stage.waiting().pending_tasks == (3, 4)

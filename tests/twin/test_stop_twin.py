@@ -1,0 +1,138 @@
+"""The stop switches on real Slurm, with the real trainer: what is queued never starts, what trains saves and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end import Playground
+from tr11ops.cluster.base import Job
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.twin import Twin
+from trainer.contract import checkpoint_steps
+
+DATA_WORKER = ["--set", "data.workers=1"]
+
+
+class Stage:
+    """A playground on the twin, and the words that every command needs."""
+
+    def __init__(self, folder: Path, twin: Twin) -> None:
+        self.slurm = SlurmScheduler(twin.environment)
+        self.place = Playground(folder, {**os.environ, **twin.environment, "COLUMNS": "100"})
+        self.place.prepare()
+        self.card = self.place.card("tr11.toml", nodes=2, workers=1)
+        self.changes = ["--set", "parallel.tensor=1", *DATA_WORKER]
+
+    def tr11(self, command: str, *words: str, expect: int | None = 0) -> dict[str, Any]:
+        done = self.place.tr11(command, "--run", self.card, *self.changes, *words, "--json", expect=expect)
+        value: dict[str, Any] = json.loads(done.stdout)
+        return value
+
+    def launch(self, array: str) -> str:
+        return str(self.tr11("launch", "--array", array, "--scheduler", "slurm")["job_id"])
+
+    def waiting(self) -> list[Job]:
+        return [job for job in self.slurm.jobs() if job.name == "small" and job.pending_tasks]
+
+    def attempts(self) -> int:
+        return len(list(self.place.paths().attempts.iterdir()))
+
+    def last_iteration(self) -> int:
+        steps = self.place.steps()
+        return int(steps[-1]["iteration"]) if steps else 0
+
+
+@pytest.fixture
+def stage(tmp_path: Path, twin: Twin) -> Iterator[Stage]:
+    under_test = Stage(tmp_path, twin)
+    yield under_test
+    for number in {job.array_id or job.raw_id for job in under_test.slurm.jobs() if not job.state.is_final}:
+        under_test.slurm.cancel(number)
+
+
+@pytest.mark.timeout(600)
+def test_ten_queued_tasks_start_zero_times_after_a_kill_and_go_on_after_resume(stage: Stage) -> None:
+    number = stage.launch("1-11")
+    stage.place.wait(lambda: stage.last_iteration() >= 2, "two steps")
+    saved = stage.tr11("checkpoint-now", "--yes", "--wait", "--reason", "a test")
+    assert saved["answered"] and stage.place.manifest(saved["checkpoint"]) is not None
+
+    killed = stage.tr11("kill", "--yes", "--wait", "--reason", "a test")
+    assert killed["held"] == [number] and killed["queued_tasks"] == 10
+    assert killed["receipts"]["missing"] == [] and len(killed["receipts"]["given"]) == 2
+    (end,) = stage.place.ends()
+    assert end.reason == "kill-switch" and end.checkpoint_step == end.iteration > saved["checkpoint"]
+    (waiting,) = stage.waiting()
+    assert waiting.pending_tasks == tuple(range(2, 12)) and waiting.reason.startswith("JobHeld")
+    assert stage.attempts() == 1
+
+    resumed = stage.tr11("resume", "--yes")
+    assert resumed["released"] == [number]
+    stage.place.wait(lambda: stage.last_iteration() > end.iteration, "the second task's steps")
+    paused = stage.tr11("pause", "--yes")
+    assert paused["held"] == [number] and paused["trains_on"]
+    before = checkpoint_steps(stage.place.paths().checkpoints)
+    ended = stage.tr11("kill", "--now", "--yes", "--wait")
+    assert ended["ended"][0]["reason"] == "kill-switch"
+    # A save that was due anyway may have come first; none was made for the end.
+    last = stage.place.ends()[-1]
+    after = checkpoint_steps(stage.place.paths().checkpoints)
+    assert last.iteration not in set(after) - set(before) or last.iteration % 5 == 0
+    assert "without saving" in last.message
+    assert stage.attempts() == 2 and stage.waiting()[0].reason.startswith("JobHeld")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_drill_passes_in_all_five_phases(stage: Stage) -> None:
+    value = stage.tr11("drill", "--yes", "--scheduler", "slurm", "--timeout", "1000")
+    assert value["fine"] and [phase["phase"] for phase in value["phases"]] == [
+        "starting", "training", "evaluating", "saving", "data-wait",
+    ]  # fmt: skip
+    assert all(phase["sent_in"] == phase["phase"] for phase in value["phases"][1:])
+    assert Path(value["proof"]).is_file()
+    assert json.loads(Path(value["proof"]).read_text())["fine"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("phase", ["starting", "training", "evaluating", "saving", "data-wait"])
+@pytest.mark.parametrize("switch", ["kill", "kill-now", "pause", "checkpoint-now"])
+def test_each_switch_in_each_phase(stage: Stage, switch: str, phase: str) -> None:
+    """The trainer is held in the phase as a drill holds it, until a stop signal or, here, a switch is seen."""
+    stage.changes += [
+        "--set", f'slurm.environment.TR11_DRILL="{phase}"', "--set", "checkpoint.interval=3",
+        "--set", "evaluation.interval=2", "--set", "run.exit_interval=8",
+    ]  # fmt: skip
+    stage.launch("1-2")
+    beats = stage.place.paths().heartbeat(0)
+
+    def reached() -> bool:
+        if not beats.exists():
+            return False
+        value = json.loads(beats.read_text())
+        return bool(value["phase"] == phase and (phase != "training" or value["iteration"] > 0))
+
+    stage.place.wait(reached, phase)
+    if switch == "pause":
+        assert stage.tr11("pause", "--yes")["held"]
+        stage.place.wait(lambda: len(stage.place.ends()) == 1, "the end at the limit")
+        assert stage.place.ends()[0].reason == "exit-interval"
+    elif switch == "checkpoint-now":
+        answer = stage.tr11("checkpoint-now", "--yes", "--wait", "--timeout", "500")
+        assert stage.place.manifest(answer["checkpoint"]) is not None
+        return
+    else:
+        words = ["--now"] if switch == "kill-now" else []
+        value = stage.tr11("kill", *words, "--yes", "--wait")
+        assert value["ended"][0]["reason"] == "kill-switch"
+        (end,) = stage.place.ends()
+        if switch == "kill" and end.iteration:
+            assert end.checkpoint_step == end.iteration
+    assert stage.attempts() == 1 and stage.waiting()[0].reason.startswith("JobHeld")

@@ -1,0 +1,306 @@
+"""Why a launch ended, and which node is to blame: pure conclusions from what the launch left behind.
+
+Each attributor reads one kind of evidence and returns its conclusion, or None where that evidence says nothing. The
+most confident one wins, the earlier one on a tie; so a further source of evidence is one more function in the list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tr11ops.agent.srun import SrunLine
+from trainer.contract import EXIT_REFUSED, EndMarker
+
+
+class Kind(StrEnum):
+    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes."""
+
+    NODE = "node"
+    CONFIGURATION = "configuration"
+    STORAGE = "storage"
+    NUMERICS = "numerics"
+    OPERATOR = "operator"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One record of `failures/*.json`. `signal`: what ended a process that could not tell of it itself."""
+
+    host: str
+    rank: int | None
+    time: float
+    error: str
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        who = self.host if self.rank is None else f"rank {self.rank} on {self.host}"
+        return f"{who}: {self.error}"
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node's agent recorded. `bad_checks`: `name: why` of each health check that condemned the node."""
+
+    node: str
+    exit_status: int | None = None
+    bad_checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that one launch left behind.
+
+    `states` are the nodes' flags as the scheduler gives them, None where it did not answer. `overdue`: the step did
+    not end by itself after its first failure, and was ended. `worker_statuses`: exit status by global rank, as the
+    launchers printed it.
+    """
+
+    nodes: tuple[str, ...]
+    status: int
+    marker: EndMarker | None = None
+    stopped_by: str = ""
+    srun: tuple[SrunLine, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    reports: tuple[NodeReport, ...] = ()
+    states: Mapping[str, frozenset[str]] | None = None
+    overdue: bool = False
+    worker_statuses: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """A conclusion. `blamed` are nodes that must not be used again; `suspects` may be at fault, and are only swapped.
+
+    `fault` names the fault itself, free of hosts and numbers that change from time to time: two launches with the same
+    `fault` on different nodes met the same fault, and the nodes are innocent.
+    """
+
+    kind: Kind
+    summary: str
+    confidence: float
+    blamed: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    fault: str = ""
+
+
+Attributor = Callable[[Evidence], Attribution | None]
+
+GONE = frozenset({"down", "not_responding", "fail", "failing", "unknown"})  # node states that end whatever ran there
+
+_CONSEQUENCE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (the )?(remote )?peer|broken pipe|DistNetworkError|"
+    r"DistStoreError|socket timeout|timed? ?out|remote process exited|unhandled system error|gloo.*(pair|transport)|"
+    r"\[?(c10d|gloo)\]?.*(closed|reset)|ended by SIGTERM|lost (a|the) rank|heartbeat monitor|watchdog",
+    re.IGNORECASE,
+)
+_HARDWARE = re.compile(
+    r"\bcudaError|CUDA error|CUDNN_STATUS|CUBLAS_STATUS|\bECC\b|\bXid\b|NVLink|ncclSystemError|uncorrectable|bus error|"
+    r"no CUDA GPUs|GPU has fallen|insufficient shared memory|driver shutting down|SIGBUS",
+    re.IGNORECASE,
+)
+_STORAGE = re.compile(
+    r"no space left on device|disk quota exceeded|quota exceeded|read-only file system|stale file handle|"
+    r"input/output error|ENOSPC|EDQUOT|EROFS|the last save failed",
+    re.IGNORECASE,
+)
+_NODES_OWN = re.compile(r"['\" ](/tmp|/dev/shm|/var/tmp|/run)/")  # places that each node has for itself
+_NUMERICS = re.compile(
+    r"\bNaN\b|not finite|non-?finite|FloatingPointError|OverflowError|loss scale.*minimum|diverged", re.IGNORECASE
+)
+_PROGRAM = re.compile(
+    r"^(\w+\.)*(CardError|DataError|CheckpointError|ImportError|ModuleNotFoundError|SyntaxError|NameError|TypeError|"
+    r"AttributeError|KeyError|ValueError|IndexError|AssertionError|NotImplementedError|FileNotFoundError|"
+    r"PermissionError|UnicodeDecodeError)\b|CUDA out of memory|OutOfMemoryError"
+)
+
+
+# ----------------------------------------------------------------------------- one function a source
+def by_operator(evidence: Evidence) -> Attribution | None:
+    """A person or the scheduler asked for the end, or the trainer left as it should."""
+    marker = evidence.marker
+    if evidence.stopped_by:
+        why = f"{evidence.stopped_by} to the batch script"
+        return Attribution(Kind.OPERATOR, why, 1.0, fault="operator")
+    if marker is not None and marker.reason not in {"error", "refused", "signal"}:
+        return Attribution(Kind.OPERATOR, marker.message, 1.0, fault="operator")
+    if marker is not None and marker.reason == "signal":  # unless something else was the reason for the signal
+        return Attribution(Kind.OPERATOR, marker.message, 0.5, fault="operator")
+    return None
+
+
+def by_node_state(evidence: Evidence) -> Attribution | None:
+    """Nodes that the scheduler holds for lost, by its states and by srun's own word."""
+    lines: dict[str, str] = {}
+    for line in evidence.srun:
+        if line.lost_node:
+            lines.update({node: line.text for node in line.nodes if node in evidence.nodes})
+    for node in evidence.nodes:
+        gone = sorted((evidence.states or {}).get(node, frozenset()) & GONE)
+        if gone:
+            lines.setdefault(node, f"{node} is {'+'.join(gone)} for the scheduler")
+    if not lines:
+        return None
+    blamed = _ordered(lines, evidence)
+    said = tuple(dict.fromkeys(lines[node] for node in blamed))
+    return Attribution(
+        Kind.NODE, f"{', '.join(blamed)}: lost to the scheduler", 0.95, blamed, evidence=said, fault=_of_nodes(blamed)
+    )
+
+
+def by_health(evidence: Evidence) -> Attribution | None:
+    """Nodes that their own health checks condemned."""
+    bad = {report.node: report.bad_checks for report in evidence.reports if report.bad_checks}
+    if not bad:
+        return None
+    blamed = _ordered(bad, evidence)
+    lines = tuple(f"{node}: health check {check}" for node in blamed for check in bad[node])
+    return Attribution(Kind.NODE, lines[0], 0.95, blamed, evidence=lines, fault=_of_nodes(blamed))
+
+
+def by_refusal(evidence: Evidence) -> Attribution | None:
+    """The trainer, or every worker of it that could still speak, refused its input."""
+    marker = evidence.marker
+    if marker is not None and marker.reason == "refused":
+        fault = f"refused: {signature(marker.message)}"
+        return Attribution(
+            Kind.CONFIGURATION, marker.message, 0.97, evidence=(f"end marker: {marker.message}",), fault=fault
+        )
+    statuses = evidence.worker_statuses
+    if statuses and all(status == EXIT_REFUSED for status in statuses.values()) and not evidence.failures:
+        ranks = ", ".join(str(rank) for rank in sorted(statuses)[:8])
+        said = f"workers {ranks} left with exit status {EXIT_REFUSED}: the card is refused"
+        return Attribution(Kind.CONFIGURATION, said, 0.9, evidence=(said,), fault="refused")
+    return None
+
+
+def by_death(evidence: Evidence) -> Attribution | None:
+    """Processes that a signal ended on one node: by the agents' records, else by srun's lines."""
+    died = sorted((one for one in evidence.failures if one.signal is not None), key=lambda one: one.time)
+    if died:
+        first = died[0]
+        together = {one.host for one in died if one.time - first.time < 1.0}
+        if 1 < len(together) >= len(evidence.nodes) / 2:  # everywhere at once: no node's own fault
+            fault = f"died: {signature(first.error)}"
+            said = tuple(str(one) for one in died[:4])
+            summary = f"{first.error}, on {len(together)} nodes at once"
+            return Attribution(Kind.UNKNOWN, summary, 0.6, evidence=said, fault=fault)
+        fault = f"died: {signature(first.error)} at {first.rank}"
+        sure = 0.85 if len({one.host for one in died}) == 1 else 0.7
+        return Attribution(Kind.NODE, str(first), sure, (first.host,), evidence=_lines(first, evidence), fault=fault)
+    killed = next((line for line in evidence.srun if line.is_own and line.by_signal), None)
+    if killed is None or len(killed.nodes) != 1:
+        return None
+    return Attribution(
+        Kind.NODE, killed.text, 0.8, killed.nodes, evidence=(killed.text,), fault=f"died: {signature(killed.what)}"
+    )
+
+
+def by_error(evidence: Evidence) -> Attribution | None:
+    """What the workers' own first errors say; those that only tell of a lost peer are set aside."""
+    own = sorted((one for one in evidence.failures if _is_own(one)), key=lambda one: one.time)
+    if not own:
+        return None
+    first = own[0]
+    same = signature(first.error)
+    alike = [one for one in own if signature(one.error) == same]
+    said = tuple(str(one) for one in own[:4])
+    fault = f"{same} at {first.rank if len(alike) == 1 else 'several'}"
+    alone = (first.host,) if len({one.host for one in alike}) == 1 < len(evidence.nodes) else ()
+    full = _STORAGE.search(first.error)
+    if alone and (_HARDWARE.search(first.error) or (full and _NODES_OWN.search(first.error))):
+        return Attribution(Kind.NODE, str(first), 0.88, alone, evidence=_lines(first, evidence), fault=fault)
+    if full or _NUMERICS.search(first.error):
+        kind = Kind.STORAGE if full else Kind.NUMERICS
+        return Attribution(kind, str(first), 0.88, evidence=said, fault=f"{kind}: {same}")
+    if not alone and _PROGRAM.search(first.error):
+        return Attribution(Kind.CONFIGURATION, str(first), 0.85, evidence=said, fault=fault)
+    return Attribution(Kind.UNKNOWN, str(first), 0.6, suspects=alone, evidence=said, fault=fault)
+
+
+def by_last_words(evidence: Evidence) -> Attribution | None:
+    """The trainer's end marker, where it tells of an error: a last save that failed."""
+    marker = evidence.marker
+    if marker is None or marker.reason != "error":
+        return None
+    kind = Kind.STORAGE if _STORAGE.search(marker.message) else Kind.UNKNOWN
+    said = (f"end marker: {marker.message}",)
+    return Attribution(kind, marker.message, 0.9, evidence=said, fault=f"{kind}: {signature(marker.message)}")
+
+
+def _is_own(failure: Failure) -> bool:
+    return failure.signal is None and not _CONSEQUENCE.search(failure.error)
+
+
+def by_first_exit(evidence: Evidence) -> Attribution | None:
+    """The node whose task srun saw end first, where no worker left a first error of its own.
+
+    A node whose workers lost a peer, or several that ended alike before srun ended the rest, say nothing.
+    """
+    if evidence.marker is not None or any(one.signal is not None or _is_own(one) for one in evidence.failures):
+        return None
+    victims = {one.host for one in evidence.failures}
+    own = [line for line in evidence.srun if line.is_own and not line.lost_node]
+    nodes = list(dict.fromkeys(node for line in own for node in line.nodes))
+    culprits = [node for node in nodes if node not in victims]
+    if len(culprits) != 1 or (len(nodes) > 1 and not victims):
+        return None
+    line = next(line for line in own if culprits[0] in line.nodes)
+    return Attribution(
+        Kind.NODE, line.text, 0.7, (culprits[0],), evidence=(line.text,), fault=f"exit: {signature(line.what)}"
+    )
+
+
+def by_silence(evidence: Evidence) -> Attribution | None:
+    """Nodes of which nothing was heard although the others had ended: the step had to be ended without them."""
+    if not evidence.overdue:
+        return None
+    heard = {node for line in evidence.srun for node in line.nodes} | {one.host for one in evidence.failures}
+    heard |= {report.node for report in evidence.reports if report.exit_status is not None}
+    silent = tuple(node for node in evidence.nodes if node not in heard)
+    if not silent or len(silent) > len(evidence.nodes) / 2:
+        return None
+    said = f"{', '.join(silent)}: nothing was heard after the others had ended"
+    return Attribution(Kind.NODE, said, 0.75, silent, evidence=(said,), fault=_of_nodes(silent))
+
+
+ATTRIBUTORS: tuple[Attributor, ...] = (
+    by_operator, by_node_state, by_health, by_refusal, by_last_words, by_death, by_error, by_first_exit, by_silence,
+)  # fmt: skip
+
+
+def attribute(evidence: Evidence, attributors: Sequence[Attributor] = ATTRIBUTORS) -> Attribution:
+    """The most confident conclusion; UNKNOWN, with what there is to quote, where no attributor has one."""
+    found = [conclusion for attributor in attributors if (conclusion := attributor(evidence)) is not None]
+    if found:
+        return max(found, key=lambda conclusion: conclusion.confidence)
+    quoted = tuple(str(one) for one in sorted(evidence.failures, key=lambda one: one.time)[:3])
+    quoted += tuple(line.text for line in evidence.srun[:3])
+    summary = quoted[0] if quoted else f"the workers ended with status {evidence.status} and no word"
+    return Attribution(Kind.UNKNOWN, summary, 0.3, evidence=quoted, fault=f"unknown: {signature(summary)}")
+
+
+# ----------------------------------------------------------------------------- words
+def signature(text: str) -> str:
+    """An error without what changes from one time to the next: numbers, addresses, paths, node names' numbers."""
+    plain = re.sub(r"0x[0-9a-fA-F]+|\S*/\S+", "~", text)
+    return re.sub(r"\s+", " ", re.sub(r"\d+", "#", plain)).strip()[:160].lower()
+
+
+def _of_nodes(nodes: Sequence[str]) -> str:
+    return "node " + ",".join(nodes)
+
+
+def _ordered(nodes: Iterable[str], evidence: Evidence) -> tuple[str, ...]:
+    wanted = set(nodes)
+    return tuple(node for node in evidence.nodes if node in wanted)
+
+
+def _lines(first: Failure, evidence: Evidence) -> tuple[str, ...]:
+    """A failure, and what srun said of the same node."""
+    said = [line.text for line in evidence.srun if first.host in line.nodes and line.is_own]
+    return (str(first), *said[:3])

@@ -1,0 +1,410 @@
+"""The batch controller: runs the launches of one attempt, has each failure named, and carries out what follows.
+
+Between a launch and the next there is no pause. Nothing is decided here: see `attribution`, `relaunch` and `breaker`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from tr11ops.agent.allocation import Allocation, free_port, master_address
+from tr11ops.agent.attribution import ATTRIBUTORS, GONE, Attribution, Attributor, Evidence, Kind, attribute
+from tr11ops.agent.breaker import is_active, must_hold, read_burned
+from tr11ops.agent.records import AttemptVerdict, LaunchRecord, of_failure, of_marker, without_restart
+from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Situation, Stop, decide, first_nodes
+from tr11ops.agent.remedy import Attempt, Remedy, forbidding_verdict, running_beside, switch_of
+from tr11ops.agent.srun import parse_lines
+from tr11ops.agent.step import Launch, LaunchEnd, LineTee, StopFlag, Watch, run_launch
+from tr11ops.agent.traces import read_failures, read_marker, read_reports, read_standing
+from tr11ops.agent.waiting import Ordering, WaitingWork
+from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.hostlist import compress
+from tr11ops.evidence import read_exclusions
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Unknown
+from trainer.contract import STOP_REQUEST_FILE, EndMarker, host_name, write_json
+from trainer.requests import pause_of
+
+SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal may come a minute earlier than asked for
+LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
+STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
+LOOK_SECONDS = 1.0
+SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
+DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
+
+    `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
+    there where the job lives on without a dead node, so that the scheduler may take it for ended.
+    """
+
+    config: RunCard
+    allocation: Allocation
+    environment: Mapping[str, str]
+    submission: str
+    scheduler: Scheduler | None = None
+    states: Scheduler | None = None
+    ordering: Ordering | None = None
+    attributors: Sequence[Attributor] = ATTRIBUTORS
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.config.paths, self.config.kill_switch)
+
+    @property
+    def swaps_nodes(self) -> bool:
+        """Are the nodes machines of their own, so that another one helps where one is bad?"""
+        return self.allocation.kind == "slurm"
+
+
+class Controller:
+    """One attempt. `run` is called once, and returns the batch script's exit status."""
+
+    def __init__(self, place: Place, stop: StopFlag, tee: LineTee) -> None:
+        self._place = place
+        self._config = place.config
+        self._paths = place.config.paths
+        self._job_id = place.allocation.job_id
+        self._folder = self._paths.attempt(self._job_id)
+        self._stop = stop
+        self._tee = tee
+        self._started = time.time()
+        self._outcomes: list[Outcome] = []
+        self._states: Mapping[str, frozenset[str]] | None = None
+        self._next_look = 0.0
+        self._is_holding = False
+        attempt = Attempt(
+            place.config,
+            place.directory,
+            self._job_id,
+            place.submission,
+            len(place.allocation.nodes),
+            place.environment.get("SLURM_JOB_PARTITION", ""),
+        )
+        self._attempt = attempt
+        waiting = None
+        if place.scheduler is not None:
+            waiting = WaitingWork(
+                place.scheduler, place.directory, place.allocation.array_id, tee.line, lambda: len(stop.received) > 1
+            )
+        self._remedy = Remedy(attempt, place.scheduler, waiting, tee)
+
+    # ------------------------------------------------------------------ the attempt
+    def run(self) -> int:
+        """Run launches until one ends as it should, or no other may follow."""
+        left = self._leave_at_once()
+        if left is not None:
+            return left
+        if self._place.swaps_nodes:
+            self._remedy.prepare()
+        nodes = first_nodes(self._situation())
+        if nodes is None:
+            return self._leave_for_want_of_nodes()
+        number = 0
+        while True:
+            number += 1
+            record, marker, found = self._launch(number, nodes)
+            if marker is not None and (found.kind is Kind.OPERATOR or marker.reason == "refused"):
+                verdict = self._with_history(of_marker(marker))
+                if marker.reason == "refused":
+                    verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
+                return self._remedy.finish(verdict, hold=self._why_hold(marker))
+            decision = decide(self._outcomes, self._situation(), self._budget())
+            self._tell(record, found, decision)
+            if self._place.swaps_nodes:
+                self._remedy.bar(found)
+            if not isinstance(decision, Relaunch) or self._stop.received:
+                return self._give_up(found, decision)
+            if self._stopping():
+                return self._leave_for_switch()
+            if self._place.ordering is not None and self._place.allocation.array_id is not None:
+                # the scheduler may take a job that lost a node for ended, and start the next task beside it
+                self._remedy.queue_behind(self._place.ordering, self._job_id)
+            nodes = decision.nodes
+
+    def _leave_at_once(self) -> int | None:
+        """The exit status of an attempt that must not start a worker; None where it may."""
+        if self._stopping():
+            return self._leave_for_switch()
+        before = forbidding_verdict(self._attempt)
+        if before is not None:
+            why = f"attempt {before.job_id} ended so that nothing may start: {before.message}"
+            return self._remedy.finish(without_restart(self._failed(why)), hold=why)
+        ordering, scheduler = self._place.ordering, self._place.scheduler
+        if ordering is None or scheduler is None or self._place.allocation.array_id is None:
+            return None
+        other = running_beside(self._attempt, scheduler)
+        if other is None:
+            return None
+        if other.is_zombie:
+            self._remedy.cancel(other.job_id)
+            self._remedy.queue_behind(ordering, self._job_id)
+            return None
+        self._remedy.queue_behind(ordering, other.job_id)
+        verdict = self._failed(f"job {other.job_id} of this array still trains: the rest waits for its end")
+        return self._remedy.finish(replace(verdict, reason="superseded"))
+
+    def _launch(self, number: int, nodes: tuple[str, ...]) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
+        """One launch, from its nodes to the reason of its end."""
+        for stale in (self._paths.end_marker(self._job_id), self._folder / STOP_REQUEST_FILE):
+            stale.unlink(missing_ok=True)  # of the launch before, or of a job requeued under the same number
+        before = read_standing(self._paths)
+        record = LaunchRecord(
+            number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint
+        )
+        self._write(record)
+        self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}")
+        watch = Watch()
+        end = self._run(number, nodes, watch)
+        marker = self._marker(number)
+        found = self._attribute(record, watch, end, marker)
+        after = read_standing(self._paths)
+        self._outcomes.append(
+            Outcome(nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before))
+        )
+        record = replace(
+            record,
+            start=end.start, end=end.end, first_sign=watch.first_sign, exit_status=end.status,
+            cause=found.kind.value, summary=found.summary, confidence=found.confidence, blamed=found.blamed,
+            suspects=found.suspects, evidence=found.evidence, fault=found.fault,
+            srun_lines=tuple(watch.srun_lines[:40]),
+            iteration_after=after.iteration, checkpoint_after=after.checkpoint,
+        )  # fmt: skip
+        self._write(record)
+        return record, marker, found
+
+    def _run(self, number: int, nodes: tuple[str, ...], watch: Watch) -> LaunchEnd:
+        slurm = self._config.slurm
+        allocation = replace(self._place.allocation, nodes=nodes)
+        launch = Launch(
+            number=number,
+            attempt=self._folder,
+            card=self._card(number),
+            job_id=self._job_id,
+            nodes=nodes,
+            workers_per_node=slurm.workers,
+            master_address=master_address(allocation),
+            master_port=slurm.master_port or free_port(),
+        )
+        environment = {**self._place.environment, "TR11_JOB_ID": self._job_id}
+        within = self._config.resilience.end_within_seconds
+        return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look)
+
+    def _card(self, number: int) -> Path:
+        """The card of a launch: a later one has what is left of the attempt's exit duration."""
+        first = self._folder / "card.json"
+        minutes = self._config.run.exit_duration_minutes
+        if number == 1 or minutes is None:
+            return first
+        value = json.loads(first.read_text(encoding="utf-8"))
+        value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._started) / 60, 0.01)
+        path = self._folder / "launches" / f"{number}.card"
+        write_json(path, value)
+        return path
+
+    # ------------------------------------------------------------------ what happened
+    def _marker(self, number: int) -> EndMarker | None:
+        try:
+            return read_marker(self._folder, number)
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: the end marker cannot be read: {error}")
+            return None
+
+    def _attribute(self, record: LaunchRecord, watch: Watch, end: LaunchEnd, marker: EndMarker | None) -> Attribution:
+        asked = self._stop.received
+        in_order = marker is not None and marker.reason not in {"error", "refused"}
+        self._states = None if in_order and end.status == 0 else self._ask_states()
+        evidence = Evidence(
+            nodes=record.nodes,
+            status=end.status,
+            marker=marker,
+            stopped_by=signal.Signals(asked[0]).name if asked and (in_order or len(asked) > 1) else "",
+            srun=parse_lines(watch.srun_lines),
+            failures=read_failures(self._folder, record.launch),
+            reports=read_reports(self._folder, record.launch),
+            states=self._states,
+            overdue=watch.overdue and self._place.swaps_nodes,
+            worker_statuses=watch.worker_statuses,
+        )
+        return attribute(evidence, self._place.attributors)
+
+    def _ask_states(self) -> Mapping[str, frozenset[str]] | None:
+        """The nodes' flags; None where the scheduler does not answer at once."""
+        if self._place.states is None or not self._place.swaps_nodes:
+            return None
+        try:
+            return {node.name: node.states for node in self._place.states.nodes()}
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
+            return None
+
+    def _situation(self) -> Situation:
+        """The allocation as it is now."""
+        nodes = self._place.allocation.nodes
+        states = self._states or {}
+        barred: frozenset[str] = frozenset()
+        if self._place.swaps_nodes:
+            listed = read_exclusions(self._place.directory.exclusions)
+            if isinstance(listed, Unknown):
+                self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
+            else:
+                now = time.time()
+                barred = frozenset(entry.node for entry in listed if is_active(entry, now))
+        usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
+        return Situation(
+            usable=usable,
+            needed=self._config.slurm.nodes if self._place.swaps_nodes else len(nodes),
+            seconds_left=self._seconds_left(),
+            seconds_needed=LAUNCH_SECONDS,
+            reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
+            may_reuse=not self._place.swaps_nodes,
+        )
+
+    def _seconds_left(self) -> float | None:
+        """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
+        now = time.time()
+        limits = []
+        if self._place.allocation.kind != "foreground":
+            end = self._place.environment.get("SLURM_JOB_END_TIME", "")
+            limit = float(end) if end.isdigit() else self._started + self._config.time_limit_seconds
+            early = self._config.slurm.signal_seconds_before_limit
+            limits.append(limit - (early + SIGNAL_SLACK_SECONDS if early else 0.0) - now)
+        minutes = self._config.run.exit_duration_minutes
+        if minutes is not None:
+            limits.append(self._started + 60 * minutes - now)
+        return min(limits, default=None)
+
+    def _budget(self) -> Budget:
+        resilience = self._config.resilience
+        return Budget(resilience.launches_per_attempt, resilience.launches_without_progress)
+
+    # ------------------------------------------------------------------ stop switches
+    def _stopping(self) -> str:
+        """Why this attempt must not train: "kill-switch", "pause", or ""."""
+        if self._place.directory.kill_switch_is_set():
+            return "kill-switch"
+        return "pause" if pause_of(self._paths, self._job_id) is not None else ""
+
+    def _look(self) -> None:
+        """While a launch runs: hold what waits as soon as a stop switch is there, and let it go if it vanishes."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        switch = switch_of(self._place.directory)
+        if switch and not self._is_holding:
+            self._is_holding = True
+            self._remedy.hold()
+        elif not switch and self._is_holding:
+            self._is_holding = False
+            self._remedy.release()
+
+    def _leave_for_switch(self) -> int:
+        """A stop switch is set: leave without starting a worker, and let no other task start only to do the same."""
+        reason = self._stopping()
+        place = self._place.directory.kill_switch if reason == "kill-switch" else self._paths.pause
+        stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        what = "kill switch" if reason == "kill-switch" else "pause"
+        line = f"[Detected {what} at {place}. Exiting] datetime: {stamp} "
+        self._tee.line(line)
+        standing = read_standing(self._paths)
+        step = standing.checkpoint
+        marker = EndMarker(
+            reason=reason, iteration=step or 0, checkpoint_step=step, restart=False, message=line.strip(),
+            time=time.time(), host=host_name(), job_id=self._job_id, launch=len(self._outcomes),
+        )  # fmt: skip
+        try:
+            write_json(self._paths.end_marker(self._job_id), asdict(marker))
+        except OSError as error:
+            self._tee.line(f"tr11: the end marker cannot be written: {error}")
+        return self._remedy.finish(self._with_history(of_marker(marker)), hold=self._why_hold(marker))
+
+    def _why_hold(self, marker: EndMarker) -> str:
+        """Why the waiting work must not start after this end; "" when it should."""
+        switch = switch_of(self._place.directory)
+        if switch:
+            return f"the {'kill switch is set' if switch == 'kill-switch' else 'run is paused'}"
+        return "" if marker.restart else f"{marker.reason}: {marker.message}"
+
+    # ------------------------------------------------------------------ ends
+    def _leave_for_want_of_nodes(self) -> int:
+        """Too many of the allocation's nodes are excluded: the scheduler gave them before it knew."""
+        usable = self._situation().usable
+        barred = [node for node in self._place.allocation.nodes if node not in usable]
+        why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
+        self._remedy.refresh(barred)
+        return self._end_task(
+            replace(self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation")
+        )
+
+    def _give_up(self, found: Attribution, decision: Decision) -> int:
+        """The last launch failed and none follows."""
+        self._remedy.wait()  # whether the nodes could be barred decides whether the next task may start
+        message = found.summary
+        if self._stop.received and isinstance(decision, Relaunch):
+            message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
+        is_sure = found.kind is Kind.NODE and found.confidence >= SURE and self._place.swaps_nodes
+        fault = f"node {', '.join(found.blamed)}" if is_sure else found.fault  # who is excluded cannot do it again
+        verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
+        if isinstance(decision, Stop):
+            return self._remedy.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
+        if self._stop.received or found.kind is Kind.OPERATOR:
+            return self._remedy.finish(verdict, hold=self._switch_hold())
+        return self._end_task(verdict)
+
+    def _end_task(self, verdict: AttemptVerdict) -> int:
+        """Let the next task go on, unless this fault has burned as many as it may."""
+        why = self._switch_hold()
+        if not why and self._remedy.refused:
+            why = f"{compress(self._remedy.refused)} cannot be excluded: as many nodes as allowed are already"
+        if not why and not verdict.progress:
+            burned = read_burned(self._place.directory, self._job_id)
+            why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
+        return self._remedy.finish(without_restart(verdict) if why else verdict, hold=why)
+
+    def _switch_hold(self) -> str:
+        switch = switch_of(self._place.directory)
+        return f"{switch} is set" if switch else ""
+
+    def _failed(self, message: str) -> AttemptVerdict:
+        standing = read_standing(self._paths)
+        return self._with_history(of_failure(message, standing.iteration, standing.checkpoint))
+
+    def _with_history(self, verdict: AttemptVerdict) -> AttemptVerdict:
+        return replace(
+            verdict,
+            launches=len(self._outcomes),
+            progress=any(outcome.progress for outcome in self._outcomes),
+            blamed=self._all_blamed(),
+        )
+
+    def _all_blamed(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node for outcome in self._outcomes for node in outcome.blamed))
+
+    # ------------------------------------------------------------------ words
+    def _tell(self, record: LaunchRecord, found: Attribution, decision: Decision) -> None:
+        what = {"Relaunch": "starting again", "EndTask": "ending this task", "Stop": "stopping"}
+        line = f"{what[type(decision).__name__]}: {decision.why}"
+        self._tee.line(f"tr11: launch {record.launch} failed ({found.kind}): {found.summary}")
+        self._tee.line(f"tr11: {line}")
+        self._write(replace(record, decision=line))
+        data = {
+            "launch": record.launch, "nodes": list(record.nodes), "cause": found.kind.value,
+            "blamed": list(found.blamed), "evidence": list(found.evidence), "decision": line,
+        }  # fmt: skip
+        self._remedy.note("launch-failed", found.summary, data)
+
+    def _write(self, record: LaunchRecord) -> None:
+        try:
+            record.write(self._folder)
+        except OSError as error:  # the launch matters more than its record
+            self._tee.line(f"tr11: the record of launch {record.launch} cannot be written: {error}")

@@ -1,0 +1,71 @@
+"""What a node agent reads of the run card, and what it records of its node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import EXIT_ERROR, host_name, write_json
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the agent itself needs of the run card. The defaults hold where it cannot be read: `fault` says why."""
+
+    gpus: int = 0
+    check_scripts: tuple[str, ...] = ()
+    skip_checks: tuple[str, ...] = ()
+    check_seconds: float = 30.0
+    end_within_seconds: float = 20.0
+    fault: str = ""
+
+    @classmethod
+    def read(cls, card: Path) -> NodeSettings:
+        """From the resolved card: plain JSON, because building a RunCard would take longer than all checks together."""
+        try:
+            value = json.loads(card.read_text(encoding="utf-8"))
+            resilience = value.get("resilience", {})
+            return cls(
+                gpus=int(value["slurm"]["gpus_per_node"]),
+                check_scripts=tuple(resilience.get("check_scripts", ())),
+                skip_checks=tuple(resilience.get("skip_checks", ())),
+                check_seconds=float(resilience.get("check_seconds", cls.check_seconds)),
+                end_within_seconds=float(resilience.get("end_within_seconds", cls.end_within_seconds)),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls(fault=f"its health settings cannot be read: {error}")
+
+
+class NodeRecord:
+    """`state/attempts/JOBID/nodes/NODE.json`: what this agent found and did, replaced at each turn of events."""
+
+    def __init__(self, attempt: Path, node_rank: int, launch: int):
+        self._path = attempt / "nodes" / f"{host_name()}.json"
+        self._value: dict[str, Any] = {
+            "node": host_name(), "node_rank": node_rank, "launch": launch, "pid": os.getpid(),
+            "start": time.time(), "end": None, "exit_status": None, "ended_processes": [], "checks": [],
+        }  # fmt: skip
+
+    def write(self, **changes: Any) -> None:
+        """Change some values and replace the file. A file that cannot be written stops nothing, and is said."""
+        self._value.update(changes)
+        try:
+            write_json(self._path, self._value)
+        except OSError as error:
+            print(f"tr11: the record of {host_name()} could not be written: {error}", flush=True)
+
+
+def launch_has_failed(attempt: Path, launch: int) -> bool:
+    """Has a worker or a node of this launch failed already, by what they recorded?"""
+    for path in (*(attempt / "failures").glob("*.json"), *(attempt / "nodes").glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if value["launch"] == launch and value.get("exit_status", EXIT_ERROR) not in {None, 0}:
+                return True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # half a record of a half-dead node
+    return False

@@ -1,0 +1,185 @@
+"""What follows a failed launch: another one in the same allocation, the next task elsewhere, or a stop. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tr11ops.agent.attribution import Kind
+
+NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS})  # the next launch would meet the same
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint."""
+
+    nodes: tuple[str, ...]
+    kind: Kind
+    blamed: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+    fault: str = ""
+    progress: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Most launches in one allocation, and most in a row that come to nothing new."""
+
+    launches: int
+    without_progress: int
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The allocation now.
+
+    `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
+    when there are no others (an administrator drains them). `needed`: nodes of one launch. `may_reuse`: the nodes are
+    one machine's, so that none can be replaced by another. `seconds_left` is None without a limit.
+    """
+
+    usable: tuple[str, ...]
+    needed: int
+    seconds_left: float | None
+    seconds_needed: float
+    reluctant: frozenset[str] = frozenset()
+    may_reuse: bool = False
+
+
+@dataclass(frozen=True)
+class Relaunch:
+    """Start again at once, on these nodes."""
+
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class EndTask:
+    """Give the allocation back; the next task may go on elsewhere."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End, and let nothing of this run start before a person has looked."""
+
+    why: str
+
+
+Decision: TypeAlias = Relaunch | EndTask | Stop
+
+
+def first_nodes(situation: Situation) -> tuple[str, ...] | None:
+    """The nodes of an attempt's first launch; None when too few may be used."""
+    return _choose(situation, (), avoid=())
+
+
+def decide(history: Sequence[Outcome], situation: Situation, budget: Budget) -> Decision:
+    """What follows the last launch of `history` (oldest first, all of this attempt, at least one).
+
+    A node that was ever blamed is never used again, unless the nodes are one machine's.
+    """
+    return _end(history, situation, budget) or _next(history, situation)
+
+
+def _end(history: Sequence[Outcome], situation: Situation, budget: Budget) -> Decision | None:
+    """Why no other launch may follow, whatever nodes there are; None when one may."""
+    last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
+    if last.kind in NO_RETRY:
+        return Stop(f"{last.kind}: another launch would end the same way")
+    if _is_not_the_nodes(history):
+        return Stop("the same fault came back on other nodes: it is not the nodes")
+    why = ""
+    if last.kind is Kind.OPERATOR:
+        why = "it was asked for"
+    elif len(history) >= budget.launches:
+        why = f"{budget.launches} launches in this allocation are the most allowed"
+    elif fruitless >= budget.without_progress:
+        why = f"{fruitless} launches in a row added no iteration"
+    elif left is not None and left < situation.seconds_needed:
+        why = f"{max(left, 0.0):.0f} s of the allocation are left to train in"
+    return EndTask(why) if why else None
+
+
+def _next(history: Sequence[Outcome], situation: Situation) -> Decision:
+    """The nodes of the next launch, if there are enough."""
+    last = history[-1]
+    blamed = set() if situation.may_reuse else {node for outcome in history for node in outcome.blamed}
+    again = _choose(situation, last.nodes, avoid=blamed)
+    if again is None:
+        named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
+        return EndTask(f"{named}no spare node is left")
+    if last.kind is Kind.NODE:
+        return Relaunch(again, "on the same machine" if situation.may_reuse else f"without {', '.join(last.blamed)}")
+    if _tries(history) < 2:
+        return Relaunch(again, "the cause is unknown: once more on the same nodes")
+    swapped = _choose(situation, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
+    if swapped is None or set(swapped) == set(last.nodes):
+        return EndTask("it failed again, and there is no spare node to try instead")
+    return Relaunch(swapped, "it failed again: on other nodes")
+
+
+def _tries(history: Sequence[Outcome]) -> int:
+    """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins the count anew."""
+    last, count = history[-1], 0
+    for outcome in reversed(history):
+        if outcome.kind is Kind.NODE or set(outcome.nodes) != set(last.nodes):
+            break
+        count += 1
+        if outcome.progress:
+            break
+    return count
+
+
+def _without(
+    nodes: tuple[str, ...], suspects: tuple[str, ...], situation: Situation, blamed: set[str]
+) -> tuple[str, ...]:
+    """The nodes to keep when as many as there are spares make room: the suspects first, else the last ones."""
+    spares = [node for node in situation.usable if node not in nodes and node not in blamed]
+    leaving = [node for node in nodes if node in suspects] or list(reversed(nodes))
+    going = set(leaving[: len(spares)])
+    kept = tuple(node for node in nodes if node not in going)
+    return (*kept, *spares)
+
+
+def _choose(situation: Situation, preferred: Iterable[str], avoid: Iterable[str]) -> tuple[str, ...] | None:
+    """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones last."""
+    preferred, barred = tuple(preferred), set(avoid)
+    able = [node for node in situation.usable if node not in barred]
+    if len(able) < situation.needed:
+        return None
+    order = {node: place for place, node in enumerate(situation.usable)}
+    rank = {node: place for place, node in enumerate(preferred)}
+    able.sort(key=lambda node: (node in situation.reluctant, rank.get(node, len(rank)), order[node]))
+    return tuple(sorted(able[: situation.needed], key=order.__getitem__))
+
+
+def _fruitless(history: Sequence[Outcome]) -> int:
+    count = 0
+    for outcome in reversed(history):
+        if outcome.progress:
+            break
+        count += 1
+    return count
+
+
+def _is_not_the_nodes(history: Sequence[Outcome]) -> bool:
+    """Did the last fault come again and again without progress, each time with another node held guilty?
+
+    Two nodes are enough for a worker's own error. Two nodes may die alike side by side; three hardly do.
+    """
+    last = history[-1]
+    accused: set[str] = set()
+    times = 0
+    for outcome in reversed(history):
+        guilty = set(outcome.blamed or outcome.suspects)
+        if outcome.progress or not guilty or outcome.fault != last.fault:
+            break
+        if not guilty & accused:
+            times += 1
+        accused |= guilty
+    return times >= (3 if last.kind is Kind.NODE else 2)

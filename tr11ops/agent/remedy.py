@@ -1,0 +1,264 @@
+"""What a failing attempt does about its fault before it goes: bars bad nodes, holds what waits, writes its verdict.
+
+Whatever asks the scheduler is done beside the launches, one thing after another, so that no launch waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.agent.attribution import Attribution
+from tr11ops.agent.breaker import attempts_before, is_active
+from tr11ops.agent.records import AttemptVerdict
+from tr11ops.agent.step import LineTee
+from tr11ops.agent.waiting import Ordering, WaitingWork
+from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
+from tr11ops.evidence import observed, read_exclusions
+from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, most_exclusions
+from tr11ops.journal import Journal
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory, Submission
+from tr11ops.snapshot import known
+from trainer.contract import EXIT_FINE, read_json
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does not say."""
+
+    config: RunCard
+    directory: RunDirectory
+    job_id: str
+    submission: str
+    allocated: int
+    partition: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.config.paths.attempt(self.job_id)
+
+
+class Remedy:
+    """The effects of one attempt on the run's other work. `scheduler` and `waiting` are None in the foreground."""
+
+    def __init__(
+        self, attempt: Attempt, scheduler: Scheduler | None, waiting: WaitingWork | None, tee: LineTee
+    ) -> None:
+        self._attempt = attempt
+        self._scheduler = scheduler
+        self._waiting = waiting
+        self._tee = tee
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="remedy")
+        self._pending: list[Future[object]] = []
+        self._held: Future[tuple[tuple[str, ...], bool]] | None = None
+        self._partition_nodes: int | None = None
+        self.refused: list[str] = []  # nodes that the cap kept from being excluded
+
+    # ------------------------------------------------------------------ nodes
+    def bar(self, found: Attribution) -> None:
+        """Exclude the blamed nodes from this run: on its list at once, in the waiting work beside what follows."""
+        if found.blamed:
+            self._later(lambda: self._bar(found))
+
+    def _bar(self, found: Attribution) -> None:
+        barred = [node for node in found.blamed if self._exclude(node, found)]
+        if barred and self._waiting is not None:
+            self.refresh(barred)
+
+    def refresh(self, nodes: list[str]) -> None:
+        """Put nodes, and all of the run's list, on the exclude lists of the waiting work."""
+        listed = known(read_exclusions(self._attempt.directory.exclusions), ())
+        active = [entry.node for entry in listed if is_active(entry, time.time())]
+        if self._waiting is not None:
+            self._waiting.exclude(dict.fromkeys([*nodes, *active]))
+
+    def _exclude(self, node: str, found: Attribution) -> bool:
+        """Write it on the run's list; False when the cap does not allow it. A list that cannot be written is said."""
+        resilience = self._attempt.config.resilience
+        try:
+            done = exclude(
+                self._attempt.directory,
+                node,
+                why=found.summary,
+                owner=AUTOMATIC_OWNER,
+                evidence=found.evidence,
+                days=resilience.exclusion_days,
+                job_id=self._attempt.job_id,
+                most=self._most(),
+            )
+        except (OSError, ExclusionError) as error:
+            self._tee.line(f"tr11: {node} could not be put on the run's list of excluded nodes: {error}")
+            return True
+        if done:
+            self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
+        else:
+            self.refused.append(node)
+            self._tee.line(
+                f"tr11: {node} is not excluded: as many nodes as allowed are (resilience.exclusion_cap_percent)"
+            )
+        return done
+
+    def prepare(self) -> None:
+        """Ask now what the scheduler may be too dead to say later: how many nodes there are."""
+        self._later(self._count_nodes)
+
+    def _count_nodes(self) -> None:
+        try:
+            partitions = () if self._scheduler is None else self._scheduler.partitions()
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the scheduler does not tell the size of its partitions: {error}")
+            return
+        named = [one for one in partitions if one.name == self._attempt.partition]
+        self._partition_nodes = len(named[0].node_names) if named else None
+
+    def _most(self) -> int:
+        """Most nodes that may be excluded; one where it is not known how many there are."""
+        if self._partition_nodes is None:
+            return 1
+        total = self._partition_nodes
+        return most_exclusions(total, self._attempt.allocated, self._attempt.config.resilience.exclusion_cap_percent)
+
+    # ------------------------------------------------------------------ the waiting work
+    def hold(self) -> None:
+        """Begin to hold all of the run's waiting work, once."""
+        if self._waiting is not None and self._held is None:
+            self._held = self._beside.submit(self._waiting.hold)
+
+    def queue_behind(self, ordering: Ordering, job_id: str) -> None:
+        """Begin to make the array's other tasks wait for the end of job `job_id`."""
+        if self._waiting is not None:
+            waiting = self._waiting
+            self._later(lambda: waiting.run_after(ordering, job_id))
+
+    def cancel(self, job_id: str) -> None:
+        """End a job that nothing works in any more."""
+        self._later(lambda: self._cancel(job_id))
+
+    def _cancel(self, job_id: str) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            self._scheduler.cancel(job_id)
+            self._tee.line(f"tr11: job {job_id} had lost its batch host: cancelled")
+        except SchedulerError as error:
+            self._tee.line(f"tr11: job {job_id} has lost its batch host and cannot be cancelled: {error}")
+
+    def release(self) -> None:
+        """Undo `hold`: its reason has gone."""
+        if self._waiting is not None and self._held is not None:
+            waiting, held = self._waiting, self._held
+            self._held = None
+            self._later(lambda: waiting.release(held.result()[0]))
+
+    def note(self, kind: str, why: str, data: dict[str, Any]) -> None:
+        """Write to the journal, beside. One that cannot be written is said, and stops nothing."""
+        self._later(lambda: self._note(kind, why, data))
+
+    def _note(self, kind: str, why: str, data: dict[str, Any]) -> None:
+        try:
+            Journal(self._attempt.directory.journal).write(
+                kind, why, {"job_id": self._attempt.job_id, **data}, AUTOMATIC_OWNER
+            )
+        except OSError as error:
+            self._tee.line(f"tr11: the journal cannot be written: {error}")
+
+    def _later(self, action: Callable[[], object]) -> None:
+        self._pending.append(self._beside.submit(action))
+
+    def wait(self) -> None:
+        """Wait for everything that was begun. A bug in it must not hide how the attempt ended."""
+        for future in self._pending:
+            error = future.exception()
+            if error is not None:
+                self._tee.line(f"tr11: {type(error).__name__} while the fault was dealt with: {error}")
+        self._pending.clear()
+
+    # ------------------------------------------------------------------ the end
+    def finish(self, verdict: AttemptVerdict, hold: str = "") -> int:
+        """Hold what waits if `hold` says why, write the verdict, and return the batch script's exit status."""
+        self.wait()
+        if hold:
+            verdict = self._finish_hold(verdict, hold)
+        verdict = replace(verdict, job_id=self._attempt.job_id, submission=self._attempt.submission, time=time.time())
+        try:
+            verdict.write(self._attempt.folder)
+        except OSError as error:
+            self._tee.line(f"tr11: the verdict could not be recorded: {error}")
+        saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
+        where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
+        detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
+        self._tee.line(f"tr11: attempt {self._attempt.job_id} ended: {verdict.reason}{where}{detail}")
+        self.wait()
+        self._beside.shutdown()
+        return verdict.exit_status
+
+    def _finish_hold(self, verdict: AttemptVerdict, why: str) -> AttemptVerdict:
+        self.hold()
+        held, complete = ((), True) if self._held is None else self._held.result()
+        if verdict.exit_status != EXIT_FINE and held:
+            self._tee.line(f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)")
+        if not complete:
+            self._tee.line("tr11: not all that waits could be held: the next task will not train either")
+        if held or not complete:
+            data = {"jobs": list(held), "complete": complete, "cause": verdict.cause, "fault": verdict.fault}
+            self._note("array-held", why, data)
+        return replace(verdict, restart=False, held=held, hold_failed=not complete)
+
+
+def forbidding_verdict(attempt: Attempt) -> AttemptVerdict | None:
+    """The verdict of the attempt before, if it wanted this one held and could not do it; else None.
+
+    It speaks for what waited then: not for a submission made later, nor where a person has released what was held.
+    """
+    for _, verdict in attempts_before(attempt.directory, attempt.job_id):
+        if verdict is None:
+            continue
+        if not verdict.hold_failed:
+            return None
+        try:
+            record = Submission.read(attempt.directory.submission(attempt.submission).record)
+        except (OSError, ValueError):
+            record = None
+        return verdict if record is None or record.time < verdict.time else None
+    return None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another attempt of the same submission, whose job still runs. `is_zombie`: it has lost its batch host."""
+
+    job_id: str
+    is_zombie: bool
+
+
+def running_beside(attempt: Attempt, scheduler: Scheduler) -> Beside | None:
+    """The attempt that runs beside this one; None when there is none to be seen.
+
+    A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next task starts. If the
+    dead node was the batch host, nothing of the job works any more, but it holds its other nodes for ever.
+    """
+    for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
+        record = observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
+        if verdict is not None or not isinstance(record, dict) or record.get("submission") != attempt.submission:
+            return None
+        try:
+            job = scheduler.job(folder.name)
+        except SchedulerError:
+            return None
+        if job is not None and job.state is JobState.RUNNING:
+            batch_host = next(iter(record.get("nodes") or ()), None)
+            return Beside(folder.name, bool(job.nodes) and batch_host is not None and batch_host not in job.nodes)
+    return None
+
+
+def switch_of(directory: RunDirectory) -> str:
+    """What stops everything of this run that waits: "kill-switch", "pause", or ""."""
+    if os.path.lexists(directory.kill_switch):
+        return "kill-switch"
+    return "pause" if os.path.lexists(directory.paths.pause) else ""

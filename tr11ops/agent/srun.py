@@ -1,0 +1,72 @@
+"""Srun's own lines: which task ended how, and which node was lost. They are there when all else is silent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tr11ops.cluster.hostlist import HostlistError, expand
+
+PREFIXES = (b"srun: ", b"slurmstepd: ")
+
+_TASK = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?P<what>.+)$")
+_LOST = re.compile(
+    r"^srun: error: (?:Node failure on (?P<one>\S+?)\.?$|(?P<two>\S+): .*(?:unable to contact|node is down|"
+    r"not responding|communication (?:connection )?failure))|"
+    r"^srun: error: (?:Task launch for \S+ failed on node|.*launch failed on node) (?P<three>[^\s:,]+)|"
+    r"^slurmstepd: error: \*\*\* .* ON \S+ CANCELLED AT .* DUE TO NODE (?P<four>[^\s,]+) FAILURE",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r"terminating (StepId|job step)|force terminated|CANCELLED AT|step_signal", re.IGNORECASE)
+_EXIT = re.compile(r"^Exited with exit code (\d+)$")
+
+
+@dataclass(frozen=True)
+class SrunLine:
+    """One line. `is_own`: it came before srun began to end the rest, so the task ended by itself.
+
+    `what` is how the task ended ("Killed", "Exited with exit code 1"); empty where the line is of a lost node.
+    """
+
+    text: str
+    nodes: tuple[str, ...]
+    what: str = ""
+    lost_node: bool = False
+    is_own: bool = True
+
+    @property
+    def by_signal(self) -> bool:
+        """Did a signal end the task, other than those by which tasks are told to go?"""
+        return (
+            bool(self.what) and not _EXIT.match(self.what) and not self.what.startswith(("Terminated", "User defined"))
+        )
+
+    @property
+    def exit_code(self) -> int | None:
+        match = _EXIT.match(self.what)
+        return int(match[1]) if match else None
+
+
+def parse_lines(lines: Iterable[str]) -> tuple[SrunLine, ...]:
+    """The lines that tell of a task or a node, in their order; all others are left out."""
+    found: list[SrunLine] = []
+    ending = False
+    for text in lines:
+        lost = _LOST.match(text)
+        task = _TASK.match(text)
+        if lost:
+            names = next(group for group in lost.groups() if group)
+            found.append(SrunLine(text, _nodes(names), lost_node=True))
+        elif task:
+            found.append(SrunLine(text, _nodes(task["nodes"]), what=task["what"], is_own=not ending))
+        if _ENDING.search(text):
+            ending = True
+    return tuple(found)
+
+
+def _nodes(names: str) -> tuple[str, ...]:
+    try:
+        return expand(names)
+    except HostlistError:
+        return (names,)

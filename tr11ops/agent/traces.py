@@ -1,0 +1,86 @@
+"""Reads what a launch left in the attempt's folder: failures, node agents' records, end marker, and how far it came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.agent.attribution import Failure, NodeReport
+from tr11ops.evidence import read_steps
+from tr11ops.snapshot import Unknown
+from trainer.contract import END_MARKER_FILE, EndMarker, RunPaths, read_latest
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a training has come: the highest iteration in its log, and the step that `latest` names."""
+
+    iteration: int | None
+    checkpoint: int | None
+
+    def is_beyond(self, other: Standing) -> bool:
+        """Is there an iteration, or a checkpoint, that was not there at the time of `other`?"""
+        return (self.iteration or 0) > (other.iteration or 0) or (self.checkpoint or 0) > (other.checkpoint or 0)
+
+
+def read_standing(paths: RunPaths) -> Standing:
+    """The standing now; None for what cannot be read."""
+    steps = read_steps(paths)
+    logged = None if isinstance(steps, Unknown) or not steps else max(step.record.iteration for step in steps)
+    try:
+        latest = read_latest(paths.checkpoints)
+    except (OSError, ValueError):
+        latest = None
+    return Standing(logged, latest)
+
+
+def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
+    """The failures that this launch recorded. A half-dead node may leave half a record: the others still speak."""
+    found = []
+    for value in _objects(attempt / "failures"):
+        if value.get("launch", launch) != launch:
+            continue
+        try:
+            rank = None if value["rank"] is None else int(value["rank"])
+            number = value.get("signal")
+            ended_by = None if number is None else int(number)
+            found.append(Failure(str(value["host"]), rank, float(value["time"]), str(value["error"]), ended_by))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return tuple(sorted(found, key=lambda one: one.time))
+
+
+def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
+    """The node agents' records of this launch."""
+    found = []
+    for value in _objects(attempt / "nodes"):
+        if value.get("launch") != launch or not isinstance(value.get("node"), str):
+            continue
+        status = value.get("exit_status")
+        checks = value.get("checks")
+        bad = tuple(
+            f"{check.get('name')}: {check.get('why')}"
+            for check in (checks if isinstance(checks, list) else [])
+            if isinstance(check, dict) and check.get("result") == "bad"
+        )
+        found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad))
+    return tuple(found)
+
+
+def read_marker(attempt: Path, launch: int) -> EndMarker | None:
+    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
+    marker = EndMarker.read(attempt / END_MARKER_FILE)
+    return marker if marker is not None and marker.launch == launch else None
+
+
+def _objects(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            yield value

@@ -1,0 +1,175 @@
+"""The run's work that waits at the scheduler, changed in place by the task that runs.
+
+A scheduler that does not answer is asked again for as long as that may help; the task ends in any case, and the next
+one reads the run's own list and the last verdict before it trains.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.hostlist import compress
+from tr11ops.rundir import RunDirectory, parse_comment
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 600.0  # how long a task stays for a scheduler that does not answer
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
+
+
+class Ordering(Protocol):
+    """A scheduler that can make waiting work wait for a job."""
+
+    def run_after(self, job_id: str, after: str) -> None:
+        """Let pending work start only after the end of job `after`, however that ends."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One array, or single job, that waits, as one or more of the scheduler's records."""
+
+    number: str
+    jobs: tuple[Job, ...]
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        return frozenset(node for job in self.jobs for node in job.excluded)
+
+
+class WaitingWork:
+    """The jobs of this run that wait at the scheduler: an array's tasks, and whatever else was submitted.
+
+    `give_up` is asked between two tries. `say` gets a line for what was done and what was not.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        directory: RunDirectory,
+        array_id: str | None,
+        say: Callable[[str], None],
+        give_up: Callable[[], bool] = lambda: False,
+        pause: Callable[[float], None] = time.sleep,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._scheduler = scheduler
+        self._directory = directory
+        self._array_id = array_id
+        self._say = say
+        self._give_up = give_up
+        self._pause = pause
+        self._patience_seconds = patience_seconds
+
+    def exclude(self, nodes: Iterable[str]) -> bool:
+        """Add nodes to the exclude lists of the waiting work, in place; False when that could not be done."""
+        wanted = frozenset(nodes)
+        done, complete = self._change(
+            "exclude nodes from",
+            lambda work: self._scheduler.exclude(work.number, tuple(sorted(work.excluded | wanted))),
+            lambda job: wanted <= set(job.excluded),
+        )
+        for number in done:
+            self._say(f"tr11: the waiting tasks of job {number} will not use {compress(wanted)}")
+        return complete
+
+    def hold(self) -> tuple[tuple[str, ...], bool]:
+        """Hold all of it: the numbers of the jobs that are held, and whether nothing is left that could start."""
+        done, complete = self._change(
+            "hold", lambda work: self._scheduler.hold(work.number), lambda job: job.reason.startswith("JobHeld")
+        )
+        for number in done:
+            self._say(f"tr11: the waiting tasks of job {number} are held")
+        return done, complete
+
+    def release(self, numbers: Iterable[str]) -> None:
+        """Let jobs start again that `hold` has held."""
+        wanted = set(numbers)
+        done, _ = self._change(
+            "release",
+            lambda work: self._scheduler.release(work.number),
+            lambda job: not job.reason.startswith("JobHeld"),
+            lambda number: number in wanted,
+        )
+        for number in done:
+            self._say(f"tr11: the waiting tasks of job {number} are released")
+
+    def run_after(self, ordering: Ordering, job_id: str) -> bool:
+        """Keep the array's other tasks from starting before job `job_id` has ended; False when it could not be done.
+
+        An array's limit of one task at a time is not enough: once a job has lost a node and lives on, Slurm (22.05)
+        counts it as ended and starts the next one beside it.
+        """
+        _, complete = self._change(
+            "queue behind this job",
+            lambda work: ordering.run_after(work.number, job_id),
+            lambda job: job_id in job.dependency,
+            lambda number: number == self._array_id,
+        )
+        return complete
+
+    def _change(
+        self,
+        what: str,
+        change: Callable[[Waiting], None],
+        is_so: Callable[[Job], bool],
+        which: Callable[[str], bool] = lambda number: True,
+    ) -> tuple[tuple[str, ...], bool]:
+        """Make it so for all that waits: the numbers of the jobs where it is, and whether it is everywhere.
+
+        An answer is not believed where the job shows otherwise: Slurm may refuse for one task what it did for others.
+        """
+        try:
+            waiting = [work for work in self._persist(self._look) if which(work.number)]
+        except SchedulerError as error:
+            self._say(f"tr11: cannot {what} the waiting tasks, the scheduler does not say what waits: {error}")
+            return (), False
+        done: list[str] = []
+        complete = True
+        for work in waiting:
+            try:
+                if not all(map(is_so, work.jobs)):
+                    self._persist(lambda work=work: change(work))  # type: ignore[misc]
+                done.append(work.number)
+            except SchedulerError as error:
+                now = self._again(work.number)
+                if now is not None and all(map(is_so, now.jobs)):
+                    done.append(work.number)
+                elif now is not None:
+                    complete = False
+                    self._say(f"tr11: cannot {what} the waiting tasks of job {work.number}: {error}")
+        return tuple(done), complete
+
+    def _look(self) -> tuple[Waiting, ...]:
+        """What of this run waits now."""
+        found: dict[str, list[Job]] = {}
+        for job in self._scheduler.jobs():
+            mark = parse_comment(job.comment)
+            ours = mark is not None and mark[1] == self._directory.mark
+            if job.state is JobState.PENDING and (ours or (job.array_id or "-") == self._array_id):
+                found.setdefault(job.array_id or job.raw_id, []).append(job)
+        return tuple(Waiting(number, tuple(jobs)) for number, jobs in found.items())
+
+    def _again(self, number: str) -> Waiting | None:
+        """That work as it is now; None when it waits no more. Where the scheduler does not say, as one to be missed."""
+        try:
+            return next((work for work in self._look() if work.number == number), None)
+        except SchedulerError:
+            return Waiting(number, (Job(number, number, None, None, "", "", JobState.UNKNOWN),))
+
+    def _persist(self, action: Callable[[], T]) -> T:
+        """Do it, again and again while the scheduler is silent. Raises SchedulerError when it refuses or stays so."""
+        deadline = time.monotonic() + self._patience_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return action()
+            except SchedulerUnreachable as error:
+                if self._give_up() or time.monotonic() + pause > deadline:
+                    raise
+                self._say(f"tr11: the scheduler does not answer ({error}): asking again")
+            self._pause(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

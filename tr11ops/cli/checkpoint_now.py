@@ -1,0 +1,105 @@
+"""`tr11 checkpoint-now`: a checkpoint at the next step of a running training, which goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, agree, say
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, YesOption, record, scene, standing_lines
+
+if TYPE_CHECKING:
+    from tr11ops.stop import StopView
+    from trainer.requests import Answer, Request
+
+CHECKPOINT_NOW_SCHEMA = 1
+POLL_SECONDS = 0.5
+
+
+def checkpoint_now(
+    *,
+    run: RunOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long."
+        ),
+    ] = None,
+    why: ReasonOption = "",
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Save a checkpoint at the next step, and train on. The receipt is the checkpoint's step.
+
+    [bold]Examples[/bold]
+
+      tr11 checkpoint-now --wait --reason "before the maintenance"
+    """
+    from tr11ops.rundir import make_shared
+    from trainer.requests import new_request, read_request
+
+    place = scene(run, overrides, scheduler)
+    paths, view = place.directory.paths, place.look()
+    if not (view.attempts or view.foreground or view.doubt):
+        raise Refusal("nothing of this run is training, so nothing can be saved; look with `tr11 status`")
+    before = read_request(paths.checkpoint_request, "checkpoint")
+    for line in [*(f"running:    attempt {name}: will save and train on" for name in view.attempts),
+                 *standing_lines(view)]:  # fmt: skip
+        say(line)
+    if before is not None:
+        say(f"a checkpoint has been asked for already, by {before}")
+    if dry_run:
+        say("nothing was changed (--dry-run)")
+        return
+    request = before
+    if request is None:
+        agree("Ask for a checkpoint?", yes)
+        request = new_request("checkpoint", place.user, why, place.directory.root)
+        make_shared(paths.requests)
+        request.write(paths.checkpoint_request)
+        record(place.directory, "checkpoint-now", why, {"request": request.id}, place.user)
+        say("asked for a checkpoint at the next step")
+    answer = None
+    if wait:
+        seconds = place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
+        answer = _await(place, view, request, seconds)
+    if as_json:
+        value = {"schema": CHECKPOINT_NOW_SCHEMA, "request": request.id, "answered": answer is not None}
+        typer.echo(json.dumps({**value, "checkpoint": answer.step if answer else None}, indent=1))
+    if answer is not None and answer.step is not None and not as_json:
+        typer.echo(f"saved: global_step{answer.step}; the training goes on")
+    if wait and (answer is None or answer.step is None):
+        raise Refusal(
+            answer.message if answer else "no checkpoint came in time; look with `tr11 status` and `tr11 logs`"
+        )
+
+
+def _await(place: Scene, view: StopView, request: Request, seconds: float) -> Answer | None:
+    """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
+    from tr11ops.stop import receipts
+    from trainer.requests import Answer
+
+    if not request.id:
+        raise Refusal("that request was made by hand, so it has no receipt; look with `tr11 status`")
+    until, said = time.monotonic() + seconds, ""
+    while True:
+        try:
+            answer = Answer.read(place.directory.paths.answer(request.id))
+        except (OSError, ValueError):
+            answer = None  # being written by another node
+        if answer is not None:
+            return answer
+        text = str(receipts(place.directory, request.id, view.attempts))
+        if text and text != said:
+            say(f"  {text}")
+            said = text
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL_SECONDS)

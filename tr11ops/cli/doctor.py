@@ -1,0 +1,101 @@
+"""`tr11 doctor`: everything that a launch would look at, and this machine besides; nothing is launched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, open_scheduler
+from tr11ops.cli.launch import checks_value, prepare, show_checks
+
+if TYPE_CHECKING:
+    from tr11ops.launch.check import Check
+    from tr11ops.launch.session import LaunchJob
+
+DOCTOR_SCHEMA = 1
+
+
+def doctor(
+    *,
+    run: RunOption = None,
+    array: Annotated[
+        str | None, typer.Option("--array", metavar="1-10", help="As if so many attempts were launched.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes.")
+    ] = False,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Is everything in place to launch a card from here? Nothing is launched, and nothing left behind.
+
+    Without a card, this machine and its scheduler alone are looked at.
+
+    Exit code 0: all is well, or there are warnings; 1: something is in the way; 2: wrong card or option; 3: no answer
+    from the scheduler.
+
+    [bold]Examples[/bold]
+
+      tr11 doctor
+
+      tr11 doctor --run tr11-176B-ml --array 1-10 --verify --json
+    """
+    from tr11ops.launch.check import Level, verdict
+
+    job, checks = _look(run, overrides or [], scheduler, array, verify)
+    code = verdict(checks)
+    if as_json:
+        value = {"schema": DOCTOR_SCHEMA, "exit_code": code, "card": job.card.run.name if job else None}
+        typer.echo(json.dumps({**value, "checks": checks_value(checks)}, indent=1))
+    else:
+        show_checks(checks)
+        counts = {level: sum(check.level is level for check in checks) for level in Level}
+        said = [f"{count} {level}" for level, count in counts.items() if count]
+        typer.echo("\n" + ", ".join(said))
+    raise typer.Exit(code)
+
+
+def _look(
+    run: str | None, overrides: list[str], scheduler: str, array: str | None, verify: bool
+) -> tuple[LaunchJob | None, list[Check]]:
+    """The launch that a card means, None where no card is known, and all checks."""
+    import os
+    from pathlib import Path
+
+    from tr11ops.launch.check import Level
+    from tr11ops.launch.environment import environment_checks
+    from tr11ops.launch.session import check_launch
+    from tr11ops.snapshot import known
+
+    if run is None and not os.environ.get("TR11_RUN") and not (Path.cwd() / "tr11.toml").is_file():
+        edge = open_scheduler(scheduler)
+        checks = [*environment_checks(edge.name == "slurm", None), _answers(scheduler)]
+        return None, checks
+    job = prepare(run, overrides, scheduler, array=array, verify=verify)
+    view = check_launch(job)
+    site = known(view.facts.site, None)
+    machine = environment_checks(job.scheduler.name == "slurm", job.directory.root, site.version if site else "")
+    # A run that is under way is no fault of anything; a launch of it would be refused all the same.
+    healthy = (
+        replace(check, level=Level.WARNING) if check.name == "queue" and check.level is Level.REFUSED else check
+        for check in view.checks
+    )
+    return job, [*machine, *healthy]
+
+
+def _answers(kind: str) -> Check:
+    """Whether the scheduler answers, and what it has."""
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.launch.check import ok, unknown
+
+    edge = open_scheduler(kind)
+    try:
+        nodes, partitions = edge.nodes(), edge.partitions()
+    except SchedulerError as error:
+        return unknown("scheduler", str(error))
+    usable = sum(node.is_usable for node in nodes)
+    return ok("scheduler", f"{edge.name}: {len(partitions)} partitions, {usable} of {len(nodes)} nodes usable")

@@ -1,0 +1,187 @@
+"""`tr11 drill`: prove on this cluster, with this card, that a stop signal saves in whatever phase it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SetOption,
+    agree,
+    card_path,
+    directory_of,
+    open_scheduler,
+    say,
+)
+from tr11ops.cli.stopping import DryRunOption, YesOption
+
+if TYPE_CHECKING:
+    from tr11ops.drill import PhaseResult
+
+LAUNCH_SECONDS = 600.0
+
+
+def drill(
+    *,
+    run: RunOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="HH:MM:SS", help="Of each of the rehearsal's tasks.")
+    ] = "00:30:00",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up after this long, queueing included.")
+    ] = 7200,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
+    scheduler: Annotated[
+        str, typer.Option("--scheduler", metavar="slurm|local|auto", help="Which scheduler to drill on.")
+    ] = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Prove that a stop signal saves in every phase, before the scheduler would kill.
+
+    Submits a short rehearsal of the card, in a directory of its own beside the run's: one array task for each phase
+    (start-up, training, evaluation, saving, data wait). Each is held in its phase until the signal has come, and must
+    then leave a whole checkpoint within slurm.signal_seconds_before_limit. The proof is kept in state/drills.
+
+    [bold]Examples[/bold]
+
+      tr11 drill --run setup-test-n2
+
+      tr11 drill --set slurm.nodes=2 --dry-run
+    """
+    from tr11ops.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
+    from tr11ops.runcard import load_card
+    from tr11ops.rundir import RunDirectory, make_shared
+    from trainer.contract import write_json
+
+    path = card_path(run)
+    card = load_card(path, overrides or (), os.environ)
+    main = directory_of(card)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    place = main.root.with_name(f"{main.root.name}-drill") / stamp
+    phases, left_out = phases_of(card)
+    margin = card.slurm.signal_seconds_before_limit
+    if not margin:
+        raise Refusal("slurm.signal_seconds_before_limit is not set, so no signal comes before the kill", exit_code=2)
+    changes = [*(overrides or []), *overrides_for(place, phases, time_limit)]
+    say(f"rehearsal: {card.slurm.nodes} nodes, {len(phases)} tasks, in {place}")
+    for phase in phases:
+        say(f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s")
+    for phase, why in left_out.items():
+        say(f"  {NAMES[phase]}: left out, {why}")
+    if dry_run:
+        say("nothing was submitted (--dry-run)")
+        return
+    agree("Submit the rehearsal?", yes)
+    job_id, kind = _launch(path, changes, len(phases), scheduler)
+    say(f"submitted: job {job_id} ({kind})")
+    directory = RunDirectory(load_card(path, changes, os.environ).paths, place / "kill-switch")
+    edge = open_scheduler(kind)
+    began = time.time()
+    results: tuple[PhaseResult, ...] = ()
+    try:
+        results = Drill(directory, edge, job_id, phases, float(margin), say).run(began + timeout)
+    finally:
+        if len(results) < len(phases) or not all(result.is_fine for result in results):
+            _cancel(edge, job_id)
+    results += tuple(PhaseResult(phase, skipped=why) for phase, why in left_out.items())
+    value = proof(card, results, {"time": began, "seconds": time.time() - began, "job_id": job_id, "scheduler": kind})
+    kept = main.paths.state / "drills" / f"{stamp}.json"
+    make_shared(kept.parent)
+    write_json(kept, value)
+    fine = all(result.is_fine for result in results)
+    if not keep and fine:
+        shutil.rmtree(directory.paths.checkpoints, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps({**value, "proof": str(kept)}, indent=1))
+    else:
+        _table(results, kept, place)
+    raise typer.Exit(0 if fine else 1)
+
+
+def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple[str, str]:
+    """Submit the rehearsal as `tr11 launch` does; returns the job's number and the scheduler. Raises Refusal."""
+    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "launch", "--run", str(path)]
+    command += ["--array", f"1-{tasks}", "--scheduler", scheduler, "--reason", "drill", "--json"]
+    command += [word for change in changes for word in ("--set", change)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LAUNCH_SECONDS, check=False, env=_environment()
+    )
+    try:
+        value: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        value = {}
+    if done.returncode or not value.get("submitted"):
+        faults = [f"{check['name']}: {check['text']}" for check in value.get("checks", ()) if _is_in_the_way(check)]
+        why = "; ".join(faults) or " ".join(done.stderr.split()) or "no reason was given"
+        raise Refusal(f"the rehearsal was not submitted: {why}", exit_code=done.returncode or 1)
+    return str(value["job_id"]), str(value["scheduler"])
+
+
+def _is_in_the_way(check: dict[str, Any]) -> bool:
+    return check["level"] in {"refused", "unknown"}
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+
+
+def _cancel(edge: Any, job_id: str) -> None:
+    """Leave nothing of the rehearsal behind, however the drill ended. A task that is over is not touched."""
+    from tr11ops.cluster.base import SchedulerError
+
+    try:
+        edge.cancel(job_id)
+    except SchedulerError as error:
+        say(f"tr11: the rest of job {job_id} could not be cancelled: {error}")
+
+
+def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tr11ops.drill import NAMES
+
+    table = Table(title="A stop signal in each phase", title_justify="left")
+    for name in ("phase", "left at", "checkpoint", "saved", "left", "allowed", "verdict"):
+        table.add_column(name, justify="left" if name in {"phase", "verdict"} else "right", no_wrap=True)
+    for result in results:
+        words = "left out" if result.skipped else "ok" if result.is_fine else "FAILED"
+        table.add_row(
+            NAMES[result.phase],
+            _shown(result.iteration),
+            "none due" if result.phase == "starting" and result.is_fine else _shown(result.checkpoint),
+            _seconds(result.saved_after),
+            _seconds(result.left_after),
+            _seconds(result.margin or None),
+            words,
+        )
+    Console(file=sys.stdout).print(table)
+    for result in results:
+        if result.fault or result.skipped:
+            typer.echo(f"{NAMES[result.phase]}: {result.fault or result.skipped}")
+    typer.echo(f"proof: {kept}")
+    if any(result.fault for result in results):
+        typer.echo(f"the rehearsal's logs are kept in {place}")
+
+
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"

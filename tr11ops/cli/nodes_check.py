@@ -1,0 +1,114 @@
+"""The health checks of `tr11 nodes check` and `tr11 nodes include`: starting them, their progress, their record."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.cli.common import is_terminal, say
+from tr11ops.cli.nodes_view import Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tr11ops.nodes.check import Answering, NodeCheck, Way
+
+
+def check_them(desk: Desk, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
+    """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left running."""
+    from tr11ops.agent.health.base import Outcome
+    from tr11ops.exclusions import record_check
+    from tr11ops.nodes import check as checking
+
+    folder = _folder(desk)
+    on_slurm = desk.scheduler.name == "slurm"
+    if on_slurm:
+        planned = checking.ways(names, desk.nodes, desk.jobs, desk.user)
+    else:  # the nodes are this machine, whatever runs on them
+        planned = tuple(checking.Way(name) for name in names)
+    try:
+        with _progress(len(names)) as advance:
+            results = checking.check_nodes(planned, _starter(desk, folder, on_slurm), timeout, advance)
+    finally:
+        checking.remove_folder(folder)
+    if desk.directory.exists:
+        for entry in results:
+            worse = [
+                {"name": one.name, "result": str(one.result), "why": one.why}
+                for one in entry.checks
+                if one.result is not Outcome.FINE
+            ]
+            record_check(
+                desk.directory, entry.node, result=str(entry.result), why=entry.why, owner=desk.user, checks=worse
+            )
+    return results
+
+
+def result_values(entry: NodeCheck) -> dict[str, Any]:
+    """One node's result for --json."""
+    return {
+        "node": entry.node,
+        "result": str(entry.result),
+        "why": entry.why,
+        "checks": [{"name": one.name, "result": str(one.result), "why": one.why} for one in entry.checks],
+    }
+
+
+def _folder(desk: Desk) -> Path:
+    """A folder that the nodes see: in the run directory, or here where the run has none yet."""
+    name = f"health-{secrets.token_hex(4)}"
+    root = desk.directory.paths.state if desk.directory.exists else Path.cwd()
+    folder = root / (name if desk.directory.exists else f".tr11-{name}")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _starter(desk: Desk, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
+    from tr11ops.launch.render import code_root
+    from tr11ops.nodes import check as checking
+    from tr11ops.nodes.health_job import HealthRequest
+
+    card, nodes = desk.card, {node.name: node for node in desk.nodes}
+    ends, slots = checking.EndedJobs(desk.scheduler), checking.Slots()
+
+    def start(way: Way) -> Answering:
+        node = nodes.get(way.node)
+        gpus = min(card.slurm.gpus_per_node, node.gpus) if node else 0
+        partition = card.slurm.partition or (desk.partition.name if desk.partition else None)
+        if node is not None and partition not in node.partitions:
+            partition = node.partitions[0] if node.partitions else None
+        request = HealthRequest(
+            node=way.node, inside=way.inside, gpus=gpus, workers=card.slurm.workers,
+            folder=str(folder), controller_time=time.time() if way.inside or not on_slurm else None,
+            seconds=card.resilience.check_seconds, scripts=tuple(card.resilience.check_scripts),
+            skip=tuple(card.resilience.skip_checks),
+        )  # fmt: skip
+        if way.inside or not on_slurm:
+            return checking.ProcessCheck(way, request, code_root(), slots)
+        place = checking.HealthPlace(
+            folder=folder, gpus=gpus, partition=partition, account=card.slurm.account,
+            quality_of_service=card.slurm.quality_of_service, reservation=card.slurm.reservation,
+            constraint=card.slurm.constraint, code_root=code_root(),
+        )  # fmt: skip
+        return checking.submit_check(way, request, place, desk.scheduler, ends)
+
+    return start
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[NodeCheck], None]]:
+    """A bar on a terminal; elsewhere a line for each node that is not fine."""
+    if not is_terminal():
+        yield lambda entry: say(f"{entry.node}: {entry.result}") if entry.result != "fine" else None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("checking nodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, last="")
+        yield lambda entry: bar.update(task, advance=1, last=f"{entry.node} {entry.result}")

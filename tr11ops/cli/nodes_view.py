@@ -1,0 +1,205 @@
+"""What the `tr11 nodes` commands share: one look at cluster and ledger, and how it is shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tr11ops.cluster.base import Job, Node, Partition, Scheduler
+    from tr11ops.nodes.view import QueueChange
+    from tr11ops.runcard import RunCard
+    from tr11ops.rundir import RunDirectory
+    from tr11ops.snapshot import Exclusion
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the card's jobs use."""
+
+    card: RunCard
+    directory: RunDirectory
+    scheduler: Scheduler
+    user: str
+    nodes: tuple[Node, ...]
+    partition: Partition | None
+    jobs: tuple[Job, ...]
+    exclusions: tuple[Exclusion, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that may be typed: the cluster's nodes, and those on the ledger that left it."""
+        return frozenset({node.name for node in self.nodes} | {entry.node for entry in self.exclusions})
+
+    @property
+    def partition_nodes(self) -> tuple[Node, ...]:
+        from tr11ops.nodes.view import nodes_of
+
+        return nodes_of(self.partition, self.nodes)
+
+    @property
+    def own_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run that are not over."""
+        from tr11ops.launch.queue import own_jobs
+
+        return tuple(own_jobs(self.card.run.name, self.directory, self.jobs, self.user)[0])
+
+    @property
+    def card_exclusions(self) -> tuple[str, ...]:
+        """Nodes that the card itself excludes, whatever the ledger says."""
+        from tr11ops.cluster.hostlist import expand
+
+        return tuple(name for text in self.card.slurm.exclude for name in expand(text))
+
+    def queue_preview(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[QueueChange, ...]:
+        """What becomes of queued work when these nodes come onto the ledger, or leave it."""
+        from tr11ops.nodes.view import queue_changes
+
+        listed = ({entry.node for entry in self.exclusions} | set(add)) - set(remove)
+        return queue_changes(
+            self.own_jobs, listed & {node.name for node in self.nodes}, remove, keep=self.card_exclusions
+        )
+
+    def resolve(self, typed: Sequence[str]) -> tuple[str, ...]:
+        """The nodes that were typed. Raises Refusal for what cannot be one."""
+        from tr11ops.nodes.names import NodeNameError, resolve
+
+        try:
+            return resolve(typed, self.names)
+        except NodeNameError as error:
+            raise Refusal(f"NODE: {error}", exit_code=2) from None
+
+    def find(self, name: str) -> Exclusion | None:
+        return next((entry for entry in self.exclusions if entry.node == name), None)
+
+
+def open_desk(run: str | None, overrides: list[str] | None, kind: str) -> Desk:
+    """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger cannot be read."""
+    from tr11ops.exclusions import read_version
+    from tr11ops.journal import user_name
+    from tr11ops.launch.preflight import chosen_partition
+    from tr11ops.observe import scheduler_kind
+
+    card = read_card(run, overrides)
+    directory = directory_of(card)
+    scheduler = open_scheduler((scheduler_kind(directory) if kind == "auto" else None) or kind)
+    try:
+        exclusions = read_version(directory.exclusions).exclusions
+    except (OSError, ValueError) as error:
+        raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
+    return Desk(
+        card=card,
+        directory=directory,
+        scheduler=scheduler,
+        user=user_name(),
+        nodes=scheduler.nodes(),
+        partition=chosen_partition(card, scheduler.partitions()),
+        jobs=scheduler.jobs(),
+        exclusions=exclusions,
+    )
+
+
+def require_run(desk: Desk) -> None:
+    """Raises Refusal where the run has no directory yet: a list would be made for a run that nobody launched."""
+    if not desk.directory.exists:
+        root = desk.directory.root
+        raise Refusal(f"{root} does not exist: nothing was launched from this card here; check --run and the folder")
+
+
+def moment(seconds: float | None) -> str:
+    """A point of time, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else ""
+
+
+def expiry(entry: Exclusion, now: float) -> str:
+    """When an exclusion is due for a check, in words."""
+    if entry.until is None:
+        return "no expiry"
+    if entry.until <= now:
+        return f"due for a check since {age(now - entry.until)}"
+    return f"for {age(entry.until - now)}"
+
+
+def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
+    """One exclusion for --json."""
+    return {
+        "node": entry.node,
+        "why": entry.why,
+        "owner": entry.owner,
+        "since": entry.since,
+        "until": entry.until,
+        "is_due": entry.until is not None and entry.until <= now,
+        "evidence": list(entry.evidence),
+        "job_id": entry.job_id or None,
+    }
+
+
+def table(*columns: str) -> Table:
+    """An empty table without lines: columns of text, which reads well in a mail too."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for place, name in enumerate(columns):
+        last = place == len(columns) - 1
+        made.add_column(name, overflow="fold" if last else "ellipsis", no_wrap=not last)
+    return made
+
+
+def plain_text(text: str) -> str:
+    """Text of others, safe to be shown."""
+    from tr11ops.report.glyphs import plain, shows_unicode
+
+    return plain(text, shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None)))
+
+
+def show(made: Table) -> None:
+    """Print a table; as wide as it needs to be where no terminal limits it."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(made)
+
+
+def apply_to_queue(desk: Desk, remove: Sequence[str] = ()) -> list[str]:
+    """Put the ledger onto queued work of the run in place; returns what could not be done, one line each."""
+    from tr11ops.nodes.project import project
+
+    def look() -> tuple[Job, ...]:
+        return replace(desk, jobs=desk.scheduler.jobs()).own_jobs
+
+    known = frozenset(node.name for node in desk.nodes)
+    return list(
+        project(desk.directory, desk.scheduler, look, known, desk.user, remove=remove, keep=desk.card_exclusions)
+    )
+
+
+def write_note(desk: Desk, names: Sequence[str], place: str) -> None:
+    """Write the note to the site's support about these excluded nodes to `place`; `-` is the standard output."""
+    from tr11ops.exclusions import read_version
+    from tr11ops.nodes.note import support_note
+
+    entries = [
+        entry for entry in read_version(desk.directory.exclusions).exclusions if not names or entry.node in names
+    ]
+    try:
+        text = support_note(entries, desk.card.run.name, desk.user, desk.card.resilience.support_address)
+    except ValueError as error:
+        raise Refusal(f"--report: {error}") from None
+    if place == "-":
+        print(text, end="")
+    else:
+        Path(place).write_text(text, encoding="utf-8")
+        print(f"note to the site's support: {place}", file=sys.stderr)

@@ -1,0 +1,80 @@
+"""`tr11 pause`: the attempt that trains now goes on to its limit, and nothing starts after it."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, agree, say
+from tr11ops.cli.stopping import (
+    DryRunOption,
+    ReasonOption,
+    Scene,
+    YesOption,
+    hold_queued,
+    queued_lines,
+    record,
+    running_lines,
+    scene,
+    standing_lines,
+)
+
+PAUSE_SCHEMA = 1
+
+
+def pause(
+    *,
+    run: RunOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    why: ReasonOption = "",
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Stop after this task: the running attempt trains to its limit, what waits is held.
+
+    `tr11 resume` lets it go on. It works for another person's run too: rights to write in its directory are enough.
+
+    [bold]Examples[/bold]
+
+      tr11 pause --reason "new data on Monday"
+
+      tr11 pause --dry-run
+    """
+    from tr11ops.rundir import make_shared
+    from trainer.requests import new_request, read_request
+
+    place = scene(run, overrides, scheduler)
+    paths, view = place.directory.paths, place.look()
+    before = read_request(paths.pause, "pause")
+    exempt = view.attempts[0] if view.attempts else ""
+    lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, place.user)]
+    if view.doubt:
+        lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the pause works without it")
+    if view.is_idle:
+        lines.append("jobs:       nothing of this run is running or queued; a launch will leave untrained")
+    for line in [*lines, *standing_lines(view)]:
+        say(line)
+    if before is not None:
+        say(f"this run is already paused, by {before}")
+    if dry_run:
+        say("nothing was changed (--dry-run)")
+        _print(place, "dry-run", exempt, (), as_json)
+        return
+    agree("Pause the run after this task?", yes or before is not None)
+    if before is None:
+        request = new_request("pause", place.user, why, place.directory.root, exempt)
+        make_shared(paths.requests)
+        request.write(paths.pause)
+        record(place.directory, "pause", why, {"request": request.id, "exempt": exempt}, place.user)
+        say(f"paused: {paths.pause}")
+    held = hold_queued(place, view, why or "pause")
+    _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, as_json)
+
+
+def _print(place: Scene, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(place.directory.paths.pause)}
+        typer.echo(json.dumps({**value, "trains_on": exempt or None, "held": list(held)}, indent=1))

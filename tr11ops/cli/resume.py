@@ -1,0 +1,143 @@
+"""`tr11 resume`: take kill switch, pause and holds away again, as far as tr11 put them there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, agree, say
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, YesOption, record, scene, standing_lines
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Job
+    from tr11ops.stop import StopView
+
+RESUME_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Undoing:
+    """What stands in the run's way. `holds` are numbers that tr11 has held; `foreign` jobs somebody else holds;
+    `others` jobs that tr11 holds and that only their owner may release."""
+
+    switches: tuple[tuple[str, str], ...]  # (name, who set it and why)
+    holds: tuple[str, ...]
+    foreign: tuple[Job, ...]
+    others: tuple[Job, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.switches or self.holds)
+
+
+def resume(
+    *,
+    run: RunOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    why: ReasonOption = "",
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in the queue.
+
+    What somebody else holds stays held. It says what starts next.
+
+    [bold]Examples[/bold]
+
+      tr11 resume --dry-run
+
+      tr11 resume --reason "new data is in place"
+    """
+    from tr11ops.holds import release
+
+    place = scene(run, overrides, scheduler)
+    directory, view = place.directory, place.look()
+    todo = _undoing(place, view)
+    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(view, todo)}"]:
+        say(line)
+    if todo.is_empty or dry_run:
+        say("nothing was changed (--dry-run)" if dry_run else "nothing stands in the way: nothing was changed")
+        _print(place, "dry-run" if dry_run else "nothing", todo, (), as_json)
+        return
+    agree("Let it go on?", yes)
+    # The holds last: what starts must not find a switch.
+    for name, _ in todo.switches:
+        path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
+        path.unlink(missing_ok=True)
+        say(f"{name} released: {path}")
+    result = release(directory, todo.holds, place.edge)
+    for number in result.done:
+        say(f"released: job {number}")
+    record(
+        directory,
+        "resumed",
+        why,
+        {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)},
+        place.user,
+    )
+    _print(place, "resumed", todo, result.done, as_json)
+    if result.refused:
+        raise Refusal("; ".join(f"job {number} stays held: {text}" for number, text in result.refused))
+
+
+def _undoing(place: Scene, view: StopView) -> Undoing:
+    from tr11ops.detect.signs import is_held
+    from tr11ops.holds import held_by_tr11, may_steer
+    from tr11ops.launch.queue import array_number
+    from trainer.requests import read_request
+
+    directory = place.directory
+    found = {
+        "kill switch": read_request(directory.kill_switch, "kill"),
+        "pause": read_request(directory.paths.pause, "pause"),
+    }
+    ours = held_by_tr11(directory)
+    held = [job for job in view.queued if is_held(job)]
+    mine = [job for job in held if array_number(job) in ours]
+    return Undoing(
+        switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
+        holds=tuple(dict.fromkeys(array_number(job) for job in mine if may_steer(job, place.user))),
+        foreign=tuple(job for job in held if array_number(job) not in ours),
+        others=tuple(job for job in mine if not may_steer(job, place.user)),
+    )
+
+
+def _lines(todo: Undoing) -> list[str]:
+    lines = [f"{name + ':':<12}set by {who}: will be released" for name, who in todo.switches]
+    lines += [f"held:       job {number}, by tr11: will be released" for number in todo.holds]
+    lines += [f"held:       job {job.job_id}, not by tr11: stays held" for job in todo.foreign]
+    lines += [f"held:       job {job.job_id}, by tr11: {job.user}, who owns it, must release it" for job in todo.others]
+    return lines
+
+
+def _next(view: StopView, todo: Undoing) -> str:
+    from tr11ops.detect.signs import is_held
+    from tr11ops.launch.queue import array_number
+
+    if view.doubt:
+        return f"unknown, the scheduler did not answer ({view.doubt})"
+    free = [job for job in view.queued if not is_held(job) or array_number(job) in todo.holds]
+    queue = ", ".join(job.job_id for job in free)
+    if view.running:
+        names = ", ".join(job.job_id for job in view.running)
+        return f"job {names} trains on" + (f"; then {queue}" if queue else "; nothing is queued behind it")
+    return f"{queue}, as soon as nodes are free" if queue else "nothing is queued: start it with `tr11 launch`"
+
+
+def _print(place: Scene, action: str, todo: Undoing, released: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        value: dict[str, Any] = {
+            "schema": RESUME_SCHEMA,
+            "action": action,
+            "switches": [name for name, _ in todo.switches],
+            "holds": list(todo.holds),
+            "released": list(released),
+            "left_held": [job.job_id for job in (*todo.foreign, *todo.others)],
+            "run": place.card.run.name,
+        }
+        typer.echo(json.dumps(value, indent=1))

@@ -1,0 +1,195 @@
+"""What the stop commands share: finding the run, keeping word of what was done, and waiting with a fallback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card, say
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Job, Scheduler
+    from tr11ops.runcard import RunCard
+    from tr11ops.rundir import RunDirectory
+    from tr11ops.stop import StopView
+
+POLL_SECONDS = 1.0
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run, the scheduler that it was launched on, and who looks."""
+
+    card: RunCard
+    directory: RunDirectory
+    edge: Scheduler
+    user: str
+
+    def look(self) -> StopView:
+        """What of the run is running and waiting now."""
+        from tr11ops.stop import look
+
+        return look(self.card, self.directory, self.edge, self.user)
+
+
+def scene(run: str | None, overrides: list[str] | None, scheduler: str) -> Scene:
+    """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch is another run's.
+
+    What was launched on one scheduler is stopped there, whatever else this machine has.
+    """
+    from tr11ops.journal import user_name
+    from tr11ops.observe import scheduler_kind
+
+    card = read_card(run, overrides)
+    directory = directory_of(card)
+    guard(directory)
+    edge = open_scheduler((scheduler_kind(directory) if scheduler == "auto" else None) or scheduler)
+    return Scene(card, directory, edge, user_name())
+
+
+def guard(directory: RunDirectory) -> None:
+    """Refuse to stop something else than what was meant. Raises Refusal."""
+    from tr11ops.launch.facts import owner_of_kill_switch
+
+    if not directory.exists:
+        raise Refusal(
+            f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
+        )
+    other = owner_of_kill_switch(directory)
+    if other:
+        raise Refusal(
+            f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
+            exit_code=2,
+        )
+
+
+def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:
+    """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing."""
+    from tr11ops.journal import Journal
+
+    try:
+        Journal(directory.journal).write(kind, why, data, who)
+    except OSError as error:
+        say(f"tr11: the journal could not be written: {error}")
+
+
+def running_lines(view: StopView, what: str) -> list[str]:
+    """One line for each job and foreground training that runs, and `what` will happen to it."""
+    lines = []
+    for job in view.running:
+        since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
+        count = job.node_count or len(job.nodes)
+        place = f"{count} node" if count == 1 else f"{count} nodes"
+        lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: {what}")
+    return [*lines, *(f"running:    {text}: {what}" for text in view.foreground)]
+
+
+def queued_lines(view: StopView, user: str) -> list[str]:
+    """What waits, and who will hold it."""
+    from tr11ops.detect.signs import is_held
+    from tr11ops.holds import may_steer
+
+    lines = []
+    for job in view.queued:
+        count = max(1, len(job.pending_tasks))
+        tasks = "1 task" if count == 1 else f"{count} tasks"
+        if is_held(job):
+            fate = f"held already ({job.reason})"
+        elif may_steer(job, user):
+            fate = "held at once"
+        else:
+            fate = f"{job.user} owns it: the run's own controller holds it, else each task leaves untrained"
+        lines.append(f"queued:     {tasks} of {job.job_id}: {fate}")
+    return lines
+
+
+def standing_lines(view: StopView) -> list[str]:
+    """Where the training stands."""
+    return [
+        f"iteration:  {'none yet' if view.iteration is None else view.iteration}",
+        f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}",
+    ]
+
+
+def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
+    """Hold what waits, as far as this user may; says what was done. Returns the numbers that are held now."""
+    from tr11ops.holds import hold, to_hold
+
+    mine, others = to_hold(view.queued, place.user)
+    try:
+        result = hold(place.directory, mine, place.edge, place.user, why)
+    except OSError as error:
+        say(f"tr11: what waits is not held here, the run's controller does that: {error}")
+        return ()
+    for number in result.done:
+        say(f"held: job {number}; `tr11 resume` releases it")
+    for number, text in result.refused:
+        say(f"not held: job {number} ({text}); the run's own controller holds it, else each task leaves untrained")
+    if result.done:
+        record(place.directory, "held", why, {"jobs": list(result.done)}, place.user)
+    for job in others:
+        say(f"not held here: job {job.job_id} belongs to {job.user}; the run's own controller holds it")
+    return result.done
+
+
+@dataclass
+class Patience:
+    """Waits between two looks; calls `late` once when `late_after` seconds have passed, ends at `timeout`."""
+
+    timeout: float
+    late_after: float
+    late: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+        self._was_late = False
+
+    def __call__(self) -> bool:
+        if self.clock() - self._began >= self.timeout:
+            return False
+        self.sleep(POLL_SECONDS)
+        if not self._was_late and self.clock() - self._began >= self.late_after:
+            self._was_late = True
+            self.late()
+        return self.clock() - self._began < self.timeout
+
+
+def fall_back(place: Scene, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
+    """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.holds import may_steer
+    from tr11ops.stop import receipts
+
+    late = f"has not stopped within {minutes:g} min"
+    for job in jobs:
+        try:
+            now = place.edge.job(job.job_id)
+        except SchedulerError as error:
+            say(f"tr11: job {job.job_id} {late}, and the scheduler does not answer ({error}): ask the site's support")
+            continue
+        if now is None or now.state.is_final:
+            continue
+        answered = str(receipts(place.directory, request, [job.raw_id]))
+        if answered:
+            say(f"tr11: job {job.job_id}: {answered}")
+        if not may_steer(job, place.user):
+            command = "scancel" if place.edge.name == "slurm" else "a cancellation of job"
+            say(f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`")
+            continue
+        say(f"tr11: job {job.job_id} {late}: cancelling it")
+        record(place.directory, "stop-fallback", late, {"job": job.job_id, "answered": answered}, place.user)
+        try:
+            place.edge.cancel(job.job_id)
+        except SchedulerError as error:
+            say(f"tr11: job {job.job_id} could not be cancelled ({error}): ask the site's support")

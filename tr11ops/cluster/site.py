@@ -1,0 +1,99 @@
+"""A Slurm site's own rules, as far as its commands tell them: arrays, jobs of one user, accounts, its clock."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tr11ops.cluster.base import SchedulerUnreachable
+from tr11ops.cluster.slurm_command import CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_text import time_stamp
+
+_AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
+_ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
+_SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class SiteRules:
+    """What a site allows. None: no such rule, or it is not told.
+
+    `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches arrays off. `jobs`
+    are all that the controller keeps, `submitted_jobs` what one user may have queued and running. `clock` is the
+    controller's time of its answer (seconds since the epoch).
+    """
+
+    largest_array_size: int | None = None
+    jobs: int | None = None
+    submitted_jobs: int | None = None
+    version: str = ""
+    clock: float | None = None
+    accounts: tuple[str, ...] = ()
+    qualities: tuple[str, ...] = ()
+
+    @property
+    def has_arrays(self) -> bool:
+        return self.largest_array_size is None or self.largest_array_size > 1
+
+
+def read_site(
+    user: str,
+    environment: Mapping[str, str] | None = None,
+    runner: CommandRunner = run_command,
+    timeout_seconds: float = 60.0,
+) -> SiteRules:
+    """Ask `scontrol show config`, and `sacctmgr` where the site keeps accounts.
+
+    Raises SchedulerUnreachable when the controller does not answer. An accounting database that does not answer leaves
+    accounts and their limits untold.
+    """
+    variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
+
+    def ask(*arguments: str) -> str | None:
+        result = runner(arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds)
+        return result.stdout if result.returncode == 0 else None
+
+    shown = ask("scontrol", "show", "config")
+    if shown is None:
+        raise SchedulerUnreachable("scontrol show config failed: the controller does not answer")
+    settings = {match["key"]: match["value"].strip() for match in _SETTING.finditer(shown)}
+    stamp = _AS_OF.search(shown)
+    accounts: tuple[str, ...] = ()
+    qualities: tuple[str, ...] = ()
+    limits: list[int] = []
+    if "slurmdbd" in settings.get("AccountingStorageType", ""):
+        form = "format=account,qos,maxsubmit"
+        accounts, qualities, limits = _associations(ask("sacctmgr", "-nP", "show", "assoc", f"user={user}", form) or "")
+        limits += _quality_limits(ask("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu") or "", qualities)
+    if not _ENFORCES_LIMITS.search(settings.get("AccountingStorageEnforce", "")):
+        limits = []
+    return SiteRules(
+        largest_array_size=_number(settings.get("MaxArraySize", "")),
+        jobs=_number(settings.get("MaxJobCount", "")),
+        submitted_jobs=min(limits, default=None),
+        version=settings.get("SLURM_VERSION", ""),
+        clock=time_stamp(stamp["time"]) if stamp else None,
+        accounts=accounts,
+        qualities=qualities,
+    )
+
+
+def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
+    """Accounts, QoS and limits of submitted jobs in the lines `account|qos,qos|limit`."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    accounts = tuple(dict.fromkeys(account for account, _, _ in rows if account))
+    qualities = tuple(dict.fromkeys(name for _, names, _ in rows for name in names.split(",") if name))
+    return accounts, qualities, [int(limit) for _, _, limit in rows if limit.isdigit()]
+
+
+def _quality_limits(text: str, usable: Sequence[str]) -> list[int]:
+    """Limits of submitted jobs a user in the lines `name|limit`, of the QoS that may be used."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 1]
+    return [int(limit) for name, limit in rows if limit.isdigit() and name in usable]
+
+
+def _number(text: str) -> int | None:
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else None

@@ -1,0 +1,61 @@
+"""An allocation without its batch script: the batch host is lost, the job lives on for ever on its other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+SILENCE_SECONDS = 120.0  # of trainers whose pace is not known
+SHORTEST_SILENCE_SECONDS = 30.0  # files on a shared file system are seen late
+STEPS_OF_SILENCE = 3  # a trainer that lives shows it at each step, whatever has become of its batch script
+
+
+def batch_host(snapshot: Snapshot, job: Job) -> str:
+    """The node that runs the job's batch script, the first of the allocation; "" where no attempt tells."""
+    names = signs.identifiers(job)
+    for attempt in known(snapshot.attempts, ()):
+        if attempt.job_id in names and attempt.nodes:
+            return attempt.nodes[0]
+    return ""
+
+
+def is_zombie(snapshot: Snapshot, job: Job) -> bool:
+    """RUNNING, its batch host down or out of the allocation, and no trainer that shows life.
+
+    Only a job that was told to survive its nodes gets there; any other ends with the node.
+    """
+    host = batch_host(snapshot, job)
+    if job.state is not JobState.RUNNING or not host:
+        return False
+    states = next((node.states for node in known(snapshot.nodes, ()) if node.name == host), frozenset[str]())
+    is_lost = bool(states & {"down", "fail"}) or bool(job.nodes and host not in job.nodes)
+    life = signs.life_of(snapshot, job)
+    return is_lost and (life is None or life.silent_for(snapshot.time) > _patience(snapshot))
+
+
+def _patience(snapshot: Snapshot) -> float:
+    pace = signs.seconds_per_iteration(snapshot)
+    return SILENCE_SECONDS if pace is None else max(SHORTEST_SILENCE_SECONDS, STEPS_OF_SILENCE * pace)
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Nothing will end such a job but its time limit, and the next task waits for it."""
+    for job in signs.active_jobs(snapshot):
+        if is_zombie(snapshot, job):
+            life = signs.life_of(snapshot, job)
+            silence = (
+                "" if life is None else f"; the last sign of life is {duration(life.silent_for(snapshot.time))} old"
+            )
+            yield Finding(
+                "zombie",
+                Severity.CRITICAL,
+                f"job {job.job_id} runs on without its batch script: its host {batch_host(snapshot, job)} is lost",
+                subject=job.job_id,
+                evidence=(f"{job.node_count or len(job.nodes)} nodes are held{silence}",),
+                fix=signs.command(snapshot, "launch --repair"),
+            )

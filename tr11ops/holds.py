@@ -1,0 +1,93 @@
+"""Waiting work that tr11 holds: kept on record, so that only what tr11 has held is ever released by it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.agent.records import AttemptVerdict
+from tr11ops.cluster.base import Job, Scheduler, SchedulerError
+from tr11ops.detect.signs import is_held
+from tr11ops.evidence import cause, observed
+from tr11ops.launch.queue import array_number
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import known
+from trainer.contract import read_json, write_json
+
+HOLDS_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Held:
+    """What came of holding, or releasing, waiting work: `done` are numbers of jobs and arrays, `refused` say why."""
+
+    done: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def may_steer(job: Job, user: str) -> bool:
+    """Whether the scheduler lets `user` hold or cancel a job: its owner may, and root."""
+    return job.user in {"", user} or os.geteuid() == 0
+
+
+def to_hold(queued: Iterable[Job], user: str) -> tuple[tuple[str, ...], tuple[Job, ...]]:
+    """Numbers of waiting arrays and jobs that `user` may hold and that are not held yet; and those of others."""
+    free = [job for job in queued if not is_held(job)]
+    mine = tuple(dict.fromkeys(array_number(job) for job in free if may_steer(job, user)))
+    return mine, tuple(job for job in free if not may_steer(job, user))
+
+
+def hold(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler, who: str, why: str) -> Held:
+    """Hold waiting work and put it on record first: a record too many releases nothing that somebody else holds."""
+    wanted = tuple(numbers)
+    if wanted:
+        records = [entry for entry in _read(directory) if entry["job"] not in wanted]
+        fresh = [{"job": number, "who": who, "time": time.time(), "why": why} for number in wanted]
+        write_json(_path(directory), {"schema": HOLDS_SCHEMA, "holds": [*records, *fresh]})
+    return _each(wanted, scheduler.hold)
+
+
+def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
+    """Numbers of jobs and arrays that tr11 has held: by a command, or by the run's own controller."""
+    commands = {str(entry["job"]) for entry in _read(directory)}
+    controllers: set[str] = set()
+    for job_id in known(observed(directory.attempt_ids), []):
+        folder = directory.paths.attempt(job_id)
+        verdict = known(observed(lambda folder=folder: AttemptVerdict.read(folder)), None)  # type: ignore[misc]
+        controllers |= set(verdict.held) if verdict is not None else set()
+    return frozenset(commands | controllers)
+
+
+def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler) -> Held:
+    """Release what was held, and take it off the record."""
+    result = _each(tuple(numbers), scheduler.release)
+    left = [entry for entry in _read(directory) if entry["job"] not in result.done]
+    if _path(directory).exists():
+        write_json(_path(directory), {"schema": HOLDS_SCHEMA, "holds": left})
+    return result
+
+
+def _each(numbers: tuple[str, ...], change: Any) -> Held:
+    done: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for number in numbers:
+        try:
+            change(number)
+            done.append(number)
+        except SchedulerError as error:
+            refused.append((number, cause(error)))
+    return Held(tuple(done), tuple(refused))
+
+
+def _path(directory: RunDirectory) -> Path:
+    return directory.paths.requests / "holds.json"
+
+
+def _read(directory: RunDirectory) -> list[dict[str, Any]]:
+    value = known(observed(lambda: read_json(_path(directory))), None) or {}
+    entries = value.get("holds", [])
+    return [entry for entry in entries if isinstance(entry, dict) and "job" in entry]

@@ -1,0 +1,154 @@
+"""How the next attempt is queued: a job array, dependent jobs, or each job by the one before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tr11ops.cluster.site import SiteRules
+from tr11ops.estimate import ASSUMED_TFLOPS, attempt_seconds, scaled_seconds
+from tr11ops.launch.check import Check, ok, refused, warning
+from tr11ops.launch.history import RunHistory
+from tr11ops.runcard import RunCard
+from tr11ops.slurm_syntax import ArraySpec
+from tr11ops.units import duration
+from trainer.model.flops import tflops_per_gpu
+from trainer.schedule import path_of
+
+ChainKind: TypeAlias = Literal["single", "array", "afterany", "self"]
+WORDS: dict[ChainKind, str] = {
+    "single": "one job",
+    "array": "a job array, one task at a time",
+    "afterany": "jobs that each wait for the one before (afterany)",
+    "self": "each job queues the next one when it starts",
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chosen way of queueing `tasks` attempts, and why. `fault` says why none will do; it is then not used."""
+
+    kind: ChainKind
+    tasks: int
+    why: str = ""
+    fault: str = ""
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are in the queue at once, from the beginning."""
+        return {"single": 1, "array": self.tasks, "afterany": self.tasks, "self": min(2, self.tasks)}[self.kind]
+
+    def __str__(self) -> str:
+        text = WORDS[self.kind] if self.kind == "single" else f"{self.tasks} attempts: {WORDS[self.kind]}"
+        return f"{text} ({self.why})" if self.why else text
+
+
+def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -> Chain:
+    """The way that `slurm.chain` (`wanted`) and the site's rules leave.
+
+    `site` is None where the scheduler has no rules (the embedded one). An array is the first choice: its tasks keep
+    their places in the queue, and are held or barred from a node with one command.
+    """
+    if array is None:
+        return Chain("single", 1)
+    tasks, rules = len(array), site or SiteRules()
+    few = min(2, tasks)
+    array_fault, crowd_fault = _array_fault(array, rules), _crowd_fault(tasks, rules)
+    faults: dict[ChainKind, str] = {
+        "array": array_fault or crowd_fault,
+        "afterany": crowd_fault,
+        "self": _crowd_fault(few, rules),
+    }
+    if wanted != "auto":
+        kind = next(kind for kind in faults if kind == wanted)
+        return Chain(kind, tasks, "slurm.chain", faults[kind])
+    kind = next((kind for kind, fault in faults.items() if not fault), "self")
+    return Chain(kind, tasks, {"array": "", "afterany": array_fault, "self": crowd_fault}[kind], faults[kind])
+
+
+def _array_fault(array: ArraySpec, rules: SiteRules) -> str:
+    if not rules.has_arrays:
+        return "the site has no job arrays (MaxArraySize)"
+    largest = rules.largest_array_size
+    if largest is not None and array.indices[-1] >= largest:
+        return f"task numbers must stay below {largest} (MaxArraySize)"
+    return ""
+
+
+def _crowd_fault(jobs: int, rules: SiteRules) -> str:
+    for limit, name in ((rules.submitted_jobs, "MaxSubmitJobs"), (rules.jobs, "MaxJobCount")):
+        if limit is not None and jobs > limit:
+            return f"{jobs} queued jobs are above the site's limit of {limit} ({name})"
+    return ""
+
+
+def chain_checks(chain: Chain) -> Iterator[Check]:
+    """Whether the site takes the chain, in words."""
+    if chain.fault:
+        yield refused("slurm.chain", chain.fault, 'ask for fewer tasks, or set slurm.chain = "auto"', 2)
+    elif chain.kind != "single":
+        yield ok("chain", str(chain))
+
+
+# ----------------------------------------------------------------------------- how far it goes
+@dataclass(frozen=True)
+class Coverage:
+    """How far a chain goes. Seconds of pure training; waits, saves, evaluations and faults are not in it.
+
+    `remaining` is None where nothing says how fast the run is; `basis` says what it rests on.
+    """
+
+    tasks: int
+    task: float
+    remaining: float | None
+    basis: str = ""
+    is_measured: bool = False
+
+    @property
+    def tasks_needed(self) -> int | None:
+        return None if self.remaining is None else max(1, -int(-self.remaining // self.task))
+
+    @property
+    def is_enough(self) -> bool:
+        return self.remaining is None or self.remaining <= self.tasks * self.task
+
+    def __str__(self) -> str:
+        task = f"{self.task / 3600:.4g} h" if self.task >= 3600 else duration(self.task)
+        count = f"{self.tasks} x {task} = {duration(self.tasks * self.task)}"
+        if self.remaining is None:
+            return f"{count}; how long the run needs is not known before its first steps"
+        return f"{count}, the run needs {duration(self.remaining)} ({self.basis})"
+
+
+def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteration: int) -> Coverage:
+    """How far `tasks` attempts carry a run that resumes after `resumed_iteration`.
+
+    The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11 estimate` does.
+    """
+    task, path = attempt_seconds(card), path_of(card)
+    full, basis = None, ""
+    if history.step is not None and history.step_iteration is not None:
+        measured = next((part for part in path.segments if part.end.iteration >= history.step_iteration), None)
+        scale = scaled_seconds(card, measured or path.segments[-1], 1.0)
+        full, basis = history.step / scale, f"measured: {history.step:.4g} s a step"
+    elif card.slurm.gpus_per_node:
+        batch, rows = card.batch.global_batch_size, card.tokenizer.padded_vocabulary_size
+        full = tflops_per_gpu(card.model, rows, batch, 1.0, card.world_size) / ASSUMED_TFLOPS
+        basis = f"assumed: {ASSUMED_TFLOPS:g} TFLOPs a GPU"
+    if full is None:
+        return Coverage(tasks, task, None)
+    remaining = 0.0
+    for segment in path.segments:
+        steps = segment.end.iteration - max(segment.start.iteration, resumed_iteration)
+        if steps > 0:
+            remaining += min(steps, segment.iterations) * scaled_seconds(card, segment, full)
+    return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
+
+
+def coverage_checks(coverage: Coverage) -> Iterator[Check]:
+    """Whether the chain covers the run: a warning where the run's own speed says that it does not."""
+    if coverage.is_enough or not coverage.is_measured:
+        yield ok("coverage", str(coverage))
+    else:
+        yield warning("coverage", str(coverage), f"the whole run takes --array 1-{coverage.tasks_needed}")

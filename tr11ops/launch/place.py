@@ -1,0 +1,139 @@
+"""Whether the run directory is fit for the run: room, rights, clocks, and nobody else in it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tr11ops.launch.check import Check, ok, refused, warning
+from tr11ops.launch.facts import LaunchFacts
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Unknown, known
+from trainer.model.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
+
+CHECKPOINTS_OF_ROOM = 2
+CLOCK_SECONDS = 5.0  # beyond this, times in logs and records of two nodes cannot be put in order
+
+
+def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    """The folder's name, rights, and room for the next checkpoints. Nothing else is looked at in one that is faulty."""
+    odd = next((character for character in "\\%" if character in str(directory.root)), None)
+    if odd is not None:
+        rule = f"{directory.root} holds a {odd!r}, which Slurm reads as a pattern in the names of its output files"
+        yield refused("run.directory", rule, "choose a path without it", 2)
+    if facts.place.fault:
+        yield refused(
+            "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"
+        )
+        return
+    yield from _space_checks(card, directory, facts)
+    yield from _inode_checks(card, directory, facts)
+    yield from _access_checks(directory, facts)
+    yield from _clock_checks(facts)
+
+
+def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
+    each = checkpoint_bytes(count.total, card.precision)
+    needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
+    if isinstance(free, Unknown):
+        yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")
+    elif free < needed:
+        rule = f"{shown_bytes(free)} free below {directory.root}, two checkpoints need {shown_bytes(needed)}"
+        yield refused("space", rule, "remove old checkpoints, or choose another run.directory")
+    else:
+        yield ok("directory", f"{directory.root}: {shown_bytes(free)} free, a checkpoint takes {shown_bytes(each)}")
+
+
+def files_of_checkpoint(card: RunCard) -> int:
+    """Files of one checkpoint at most, in either layout: each worker writes its own, besides a few of the whole."""
+    layout = deepspeed_checkpoint_files(
+        card.model.layers, card.parallel.tensor, card.parallel.pipeline, card.data_parallel_degree
+    )
+    return layout.total + 2 * card.world_size + 16
+
+
+def _inode_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    free, needed = facts.place.free_inodes, CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
+    if isinstance(free, Unknown):
+        yield warning("inodes", f"the free inodes below {directory.root} could not be read ({free.why})")
+    elif free is not None and free < needed:
+        rule = f"{free:,} inodes are free below {directory.root}, two checkpoints need up to {needed:,}"
+        yield refused("inodes", rule, "remove old checkpoints or other files, or choose another run.directory")
+
+
+def _access_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    access = facts.access
+    if isinstance(access, Unknown):
+        yield warning("permissions", f"they could not be read ({access.why})")
+        return
+    for entry in access[:1]:
+        more = f" (and {len(access) - 1} more)" if len(access) > 1 else ""
+        rule = f"{entry.path} is {entry.fault}{more}: others of the group cannot keep the run going"
+        fix = "mend it with `tr11 perms fix`"
+        yield warning("permissions", rule, fix if entry.owner == facts.user else f"{fix}, typed by {entry.owner}")
+
+
+def _clock_checks(facts: LaunchFacts) -> Iterator[Check]:
+    clocks = known(facts.clocks, ())
+    compared = [(clock.what, clock.ahead, clock.against) for clock in clocks]
+    site = known(facts.site, None)
+    if site is not None and site.clock is not None:
+        compared.append(("this machine", facts.time - site.clock, "the scheduler"))
+    wrong = [entry for entry in compared if abs(entry[1]) > CLOCK_SECONDS]
+    for what, ahead, against in wrong[:3]:
+        side = "ahead of" if ahead > 0 else "behind"
+        rule = f"the clock of {what} is {abs(ahead):.0f} s {side} that of {against}"
+        yield warning("clocks", rule, "ask the site to synchronise it; times in the records cannot be compared")
+    if compared and not wrong:
+        yield ok("clocks", f"{len(compared)} compared, all within {CLOCK_SECONDS:g} s")
+
+
+# ----------------------------------------------------------------------------- stop switches and other trainers
+def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    """Nothing stops the run, and no other trainer is in its directory."""
+    switch = facts.kill_switch
+    if switch.other_run:
+        rule = f"{directory.kill_switch} belongs to another run, {switch.other_run}"
+        yield refused("run.kill_switch", rule, "leave run.kill_switch out, or name a file of this run's own", 2)
+    if switch.is_set:
+        by = f" by {switch.who}" if switch.who else ""
+        why = f" ({switch.why})" if switch.why else ""
+        yield refused(
+            "kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 kill --release`"
+        )
+    elif not switch.other_run:
+        yield ok("kill switch", "not set")
+    if facts.pause is not None:
+        yield refused("pause", f"the run is paused by {facts.pause}", "let it go on with `tr11 resume`")
+
+
+def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+    """No trainer that the scheduler does not know of is at work in the run directory."""
+    holder = known(facts.holder, None)
+    told = {
+        number for job in known(facts.jobs, ()) for number in (job.raw_id, job.job_id)
+    }  # the queue checks judge these
+    if holder is not None and holder.job_id not in told and not holder.is_of(facts.host):
+        rule = f"a trainer holds this run's lease and lives: {holder.text}"
+        yield refused("lease", rule, "stop it first (`tr11 kill`); where its machine is gone, wait some seconds")
+    last = max(known(facts.submissions, ()), key=lambda entry: entry.tag, default=None)
+    if last is not None and last.run != card.run.name:
+        rule = f"{directory.root} was last used by run {last.run}, launched by {last.user}"
+        yield warning("run.directory", rule, "give each run a directory of its own")
+
+
+def shown_bytes(count: int) -> str:
+    """Decimal units, as disks and quotas are sold."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
+            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def short(names: Iterable[str], most: int = 4) -> str:
+    """A few names, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -1,0 +1,125 @@
+"""The rehearsal of a run: the same card on two nodes for half an hour, in a place of its own. Pure.
+
+Everything that decides how a job starts (partition, set-up lines, environment, data, tokenizer) stays; what makes it
+large and what would touch the run itself is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import gcd
+from typing import Any
+
+from tr11ops.importer.toml_writer import write_card
+from tr11ops.runcard import SHELL_KEYS, RunCard
+
+SUFFIX = "rehearsal"
+NODES, MINUTES, LIMIT = 2, 20, "00:30:00"
+EXIT_INTERVAL = 10
+LARGEST_HIDDEN, LAYERS = 1024, 2
+SIGNAL_SECONDS = 300
+REMOVED = ("run.kill_switch", "checkpoint.load", "hub.repository", "backup.store", "backup.url")
+
+
+def is_rehearsal_card(card: RunCard) -> bool:
+    """Is it made to be a rehearsal already, such as the shipped setup-test-n2?"""
+    return card.slurm.nodes <= NODES and (
+        card.run.variant.endswith("test-setup") or card.run.name.endswith(f"-{SUFFIX}")
+    )
+
+
+def rehearsal_overrides(card: RunCard) -> dict[str, Any]:
+    """What is set in the card's place, by key; None removes a key."""
+    if is_rehearsal_card(card):
+        return {"run.exit_interval": EXIT_INTERVAL, "run.expect_resume": False}
+    early = card.slurm.signal_seconds_before_limit
+    nodes = min(NODES, card.slurm.nodes)
+    return {
+        **dict.fromkeys(REMOVED),
+        "run.name": f"{card.run.name}-{SUFFIX}",
+        "run.directory": f"{card.paths.root}-{SUFFIX}",
+        "run.exit_duration_minutes": min(MINUTES, card.run.exit_duration_minutes or MINUTES),
+        "run.exit_interval": EXIT_INTERVAL,
+        "run.expect_resume": False,
+        "slurm.nodes": nodes,
+        "slurm.spare_nodes": 0,
+        "slurm.time_limit": LIMIT if card.time_limit_seconds > 1800 else card.slurm.time_limit,
+        "slurm.signal_seconds_before_limit": None if early is None else min(early, SIGNAL_SECONDS),
+        "slurm.master_port": None if card.slurm.master_port is None else card.slurm.master_port + 1,
+        "slurm.comment": SUFFIX,
+        **_shape(card, nodes * card.slurm.workers),
+    }
+
+
+def _shape(card: RunCard, workers: int) -> dict[str, Any]:
+    """Topology, model and batch that fit so many workers: as parallel as the card's, in as many ways."""
+    tensor = gcd(card.parallel.tensor, workers)
+    pipeline = 2 if card.parallel.pipeline > 1 and workers // tensor % 2 == 0 else 1
+    hidden, heads = card.model.hidden_size, card.model.attention_heads
+    shape: dict[str, Any] = {
+        "parallel.tensor": tensor,
+        "parallel.pipeline": pipeline,
+        "model.layers": min(LAYERS, card.model.layers),
+    }
+    if hidden > LARGEST_HIDDEN:
+        per_head = hidden // heads
+        fits = LARGEST_HIDDEN % per_head == 0 and LARGEST_HIDDEN // per_head % tensor == 0
+        shape |= {
+            "model.hidden_size": LARGEST_HIDDEN,
+            "model.attention_heads": LARGEST_HIDDEN // per_head if fits else 8 * tensor,
+            "model.ffn_hidden_size": None,
+        }
+    chunk = card.batch.micro_batch_size * (workers // (tensor * pipeline))
+    ramp = card.batch.ramp
+    sizes = [card.batch.global_batch_size, *([ramp.start, ramp.increment] if ramp else [])]
+    if any(size % chunk for size in sizes):
+        batch = max(1, card.batch.global_batch_size // chunk) * chunk
+        shape |= {"batch.ramp": None, "batch.global_batch_size": batch}
+    return shape
+
+
+def as_options(overrides: Mapping[str, Any]) -> list[str]:
+    """The same as `--set` takes it. A dollar sign is doubled: these values are not to be expanded once more."""
+    return [f"{key}={_option(value)}" for key, value in overrides.items()]
+
+
+def _option(value: Any) -> str:
+    if value is None:
+        return "none"
+    return json.dumps(value.replace("$", "$$")) if isinstance(value, str) else json.dumps(value)
+
+
+# ----------------------------------------------------------------------------- words
+def differences(main: RunCard, other: RunCard) -> tuple[tuple[str, Any, Any], ...]:
+    """Every key on which two cards differ: (key, value in the first, value in the second); None where it is unset."""
+    first, second = _flat(main.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+    keys = sorted({*first, *second}, key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key))
+    return tuple((key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(item, Mapping) and item:
+            found |= _flat(item, f"{key}.")
+        elif item not in (None, {}):
+            found[key] = item
+    return found
+
+
+def card_text(card: RunCard, of: str) -> str:
+    """The card as a file of its own, for `tr11 status --run FILE` and all other commands."""
+    tables = card.model_dump(mode="json", exclude_defaults=True)
+    head = [f"The rehearsal of {of}, written by `tr11 launch --rehearse`; it is written anew each time."]
+    return write_card(_escaped(tables, ()), {}, head)
+
+
+def _escaped(value: Any, key: tuple[str, ...]) -> Any:
+    """Dollar signs doubled, but in what the node's shell expands."""
+    if isinstance(value, Mapping):
+        return {name: _escaped(item, (*key, name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item, key) for item in value]
+    return value.replace("$", "$$") if isinstance(value, str) and key not in SHELL_KEYS else value

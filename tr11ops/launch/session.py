@@ -1,0 +1,130 @@
+"""One launch from its card to its submissions: observe, check, plan, try, and carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.site import SiteRules, read_site
+from tr11ops.launch.chain import Chain, choose_chain
+from tr11ops.launch.check import Check, Level, ok, refused, unknown, verdict
+from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
+from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
+from tr11ops.launch.preflight import excluded_nodes, preflight
+from tr11ops.launch.submit import launch_lock, settle, submit
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory, Submission, new_tag
+from tr11ops.slurm_syntax import ArraySpec
+from tr11ops.snapshot import known
+
+
+@dataclass(frozen=True)
+class LaunchJob:
+    """A launch as the command line means it. `array` are the attempts asked for, however they will be queued."""
+
+    card: RunCard
+    card_toml: str
+    directory: RunDirectory
+    array: ArraySpec | None
+    request: LaunchRequest
+    scheduler: Scheduler
+    other_scheduler: Callable[[str], Scheduler]
+    user: str
+
+    def site(self) -> SiteRules:
+        return read_site(self.user)
+
+
+@dataclass(frozen=True)
+class LaunchView:
+    """What the checks said, and the plan where they let one be made."""
+
+    checks: tuple[Check, ...]
+    plan: LaunchPlan | None
+    rows: tuple[tuple[str, str], ...]
+    exit_code: int
+    chain: Chain
+    facts: LaunchFacts
+
+    @property
+    def faults(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.level in {Level.REFUSED, Level.UNKNOWN})
+
+
+def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
+    """Observe, check, plan, and try the plan on the scheduler. Changes nothing, leaves nothing."""
+    facts = observe_launch(
+        job.card,
+        job.directory,
+        job.request,
+        scheduler=job.scheduler,
+        other_scheduler=job.other_scheduler,
+        user=job.user,
+        site=job.site if job.scheduler.name == "slurm" else None,
+    )
+    chain = choose_chain(job.card.slurm.chain, job.array, known(facts.site, None))
+    request = replace(
+        job.request, array=str(job.array) if chain.kind == "array" else None, tasks=chain.tasks, chain=chain
+    )
+    checks = list(preflight(job.card, job.directory, request, facts))
+    plan: LaunchPlan | None = None
+    rows: tuple[tuple[str, str], ...] = ()
+    if not verdict(checks):
+        plan, tried = _try(job, request, facts, tag or new_tag())
+        checks.append(tried)
+        if tried.level is Level.OK and plan is not None:
+            rows = tuple(_rows(plan, job, chain))
+        else:
+            plan = None
+    return LaunchView(tuple(checks), plan, rows, verdict(checks), chain, facts)
+
+
+def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -> tuple[LaunchPlan | None, Check]:
+    """Plan it, and let the scheduler say whether it would take it."""
+    name = job.scheduler.name
+    try:
+        plan = plan_launch(job.card, job.directory, request, excluded_nodes(request, facts), tag)
+        result = job.scheduler.test(plan.test_request)
+    except SchedulerUnreachable as error:
+        return None, unknown("scheduler", f"it did not answer the trial ({error})")
+    except SchedulerError as error:
+        return None, refused("scheduler", str(error), "change the card or the options")
+    except ValueError as error:  # a path that cannot stand in a batch script
+        return None, refused("run.directory", str(error), "choose another path", 2)
+    if result.accepted:
+        return plan, ok("scheduler", f"{name} would take it ({result.message})")
+    return None, refused("scheduler", f"{name} refuses it: {result.message}", "change the card or the options")
+
+
+def _rows(plan: LaunchPlan, job: LaunchJob, chain: Chain) -> list[tuple[str, str]]:
+    rows = plan_lines(plan, job.card, job.scheduler.name)
+    if chain.kind in {"afterany", "self"}:
+        rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
+    return rows
+
+
+def carry_out(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+    """Look once more under the launch lock, settle what is in doubt, and submit.
+
+    Returns the second view, which says what is in the way where nothing was submitted, and the records of what was.
+    Raises LaunchBusy, SchedulerError and OSError as `submit` and `settle` do.
+    """
+    with launch_lock(job.directory.launch_lock):
+        again = check_launch(job, view.plan.tag if view.plan else None)
+        if again.exit_code or again.plan is None:
+            return again, ()
+        settle(job.directory, again.facts, job.scheduler, again.plan.tag)
+        return again, _submit_chain(job, again, again.plan, why)
+
+
+def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) -> tuple[Submission, ...]:
+    chain = view.chain
+    left = chain.tasks - 1 if chain.kind == "self" else 0
+    kind = "" if chain.kind == "single" else chain.kind
+    done = [submit(plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind, left=left)]
+    for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
+        request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain)
+        following = plan_launch(job.card, job.directory, request, excluded_nodes(request, view.facts), new_tag())
+        done.append(submit(following, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind))
+    return tuple(done)

@@ -1,0 +1,196 @@
+"""A starter card for a cluster: what its scheduler says is filled in, what nobody can know is asked or left to change.
+
+Pure, but for reading an example card and a tokenizer's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tr11ops.cluster.base import Node, Partition
+from tr11ops.cluster.site import SiteRules
+from tr11ops.importer.toml_writer import write_card
+from tr11ops.runcard import RunCard
+from tr11ops.runcard_checks import advised_exit_minutes
+from tr11ops.runcard_load import read_tables
+from tr11ops.slurm_syntax import format_time_limit, parse_time_limit
+
+USUAL_LIMIT_SECONDS = 20 * 3600
+SHORTEST_LIMIT_SECONDS = 3600
+SIGNAL_SECONDS = 300
+NODES_PER_SPARE = 12  # the 176B training held 4 spare nodes for 48
+_OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_service", "partition", "exclude", "hint")
+
+
+class StarterError(ValueError):
+    """No card can be made of what is there; one line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs can go: a partition, and what each of its nodes has at least."""
+
+    partition: Partition
+    nodes: int
+    usable: int
+    gpus: int
+    cpus: int
+
+    def __str__(self) -> str:
+        gpus = f" with {self.gpus} GPUs" if self.gpus else ""
+        limit = self.partition.max_time_seconds
+        most = f", at most {format_time_limit(limit)}" if limit else ""
+        return f"{self.partition.name}: {self.usable} of {self.nodes} nodes{gpus}, {self.cpus} cores each{most}"
+
+
+def places(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[Place, ...]:
+    """The partitions that are up and have nodes: those with most GPUs first, then the default, then most nodes."""
+    known = {node.name: node for node in nodes}
+    found = []
+    for partition in partitions:
+        own = [known[name] for name in partition.node_names if name in known]
+        usable = [node for node in own if node.is_usable]
+        if own and partition.is_up:
+            of = usable or own
+            gpus, cpus = min(node.gpus for node in of), min(node.cpus for node in of)
+            found.append(Place(partition, len(own), len(usable), gpus, cpus))
+    return tuple(sorted(found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a person must say, or leave at what is proposed. `account` and `quality` are "" for the user's default."""
+
+    name: str
+    directory: str
+    place: Place
+    nodes: int
+    account: str = ""
+
+
+def proposed_nodes(place: Place, base: Mapping[str, Any]) -> int:
+    """As many nodes as give the example card's number of workers, or all that there are."""
+    slurm = base["slurm"]
+    wanted = int(slurm["nodes"]) * _workers(slurm)
+    return max(1, min(-(-wanted // _workers_here(place, slurm)), place.nodes))
+
+
+def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[str, Any]]:
+    """The card's tables: those of the example, with the cluster's values in place of the other cluster's."""
+    tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
+    run, slurm, place = tables.setdefault("run", {}), tables.setdefault("slurm", {}), answers.place
+    before = dict(slurm)
+    for key in (*_OF_ANOTHER_CLUSTER, "setup", "gpus_per_node", "workers_per_node", "spare_nodes", "comment"):
+        slurm.pop(key, None)
+    run.pop("kill_switch", None)
+    run |= {"name": answers.name, "directory": answers.directory}
+    limit = min(place.partition.max_time_seconds or USUAL_LIMIT_SECONDS, _limit_of(before))
+    workers = _workers_here(place, before)
+    slurm |= {
+        "nodes": answers.nodes,
+        "spare_nodes": min(-(-answers.nodes // NODES_PER_SPARE), max(0, place.usable - answers.nodes)),
+        "partition": place.partition.name,
+        "workers_per_node": workers,
+        "cpus_per_task": max(1, place.cpus),
+        "time_limit": format_time_limit(limit),
+        "signal_seconds_before_limit": min(SIGNAL_SECONDS, max(1, limit // 4)),
+    }
+    if place.gpus:
+        slurm["gpus_per_node"] = place.gpus
+    if answers.account:
+        slurm["account"] = answers.account
+    run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(advised_exit_minutes(limit), 2)
+    _fit(tables, answers.nodes * workers)
+    return tables
+
+
+def _limit_of(slurm: Mapping[str, Any]) -> int:
+    """The example's limit, unless it is one for a demonstration."""
+    try:
+        limit = parse_time_limit(str(slurm.get("time_limit", "")))
+    except ValueError:
+        return USUAL_LIMIT_SECONDS
+    return limit if limit >= SHORTEST_LIMIT_SECONDS else USUAL_LIMIT_SECONDS
+
+
+def _workers(slurm: Mapping[str, Any]) -> int:
+    return int(slurm.get("workers_per_node") or slurm.get("gpus_per_node") or 1)
+
+
+def _workers_here(place: Place, slurm: Mapping[str, Any]) -> int:
+    """A worker for each GPU; on nodes without GPUs as many as the example has, while there are cores for them."""
+    return place.gpus or max(1, min(_workers(slurm), place.cpus))
+
+
+def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
+    """Make topology and batch fit the number of workers: the example's degrees halved until they divide it."""
+    parallel, batch = tables.setdefault("parallel", {}), tables.setdefault("batch", {})
+    tensor, pipeline = int(parallel.get("tensor", 1)), int(parallel.get("pipeline", 1))
+    while workers % (tensor * pipeline):
+        if pipeline > 1:
+            pipeline //= 2
+        elif tensor > 1:
+            tensor //= 2
+    parallel |= {"tensor": tensor, "pipeline": pipeline}
+    chunk = int(batch.get("micro_batch_size", 1)) * (workers // (tensor * pipeline))
+    size, ramp = int(batch.get("global_batch_size", chunk)), batch.get("ramp")
+    if size % chunk or (ramp and (ramp["start"] % chunk or ramp["increment"] % chunk)):
+        batch.pop("ramp", None)
+        batch["global_batch_size"] = max(chunk, size // chunk * chunk)
+
+
+# ----------------------------------------------------------------------------- the text
+def starter_text(tables: Mapping[str, Any], answers: Answers, site: SiteRules | None, source: str) -> str:
+    """The card with a remark on each key: what it is, and where its value comes from."""
+    remarks = {
+        f"{section}.{key}": remark
+        for section, table in tables.items()
+        for key in table
+        if (remark := _described(RunCard, (section, key)))
+    }
+    told = "by the scheduler"
+    for key in ("partition", "gpus_per_node", "cpus_per_task"):
+        if key in tables["slurm"]:
+            remarks[f"slurm.{key}"] = f"{remarks.get(f'slurm.{key}', key)}; {told}"
+    remarks["slurm.partition"] = f"{answers.place}"
+    if site is not None and site.accounts:
+        remarks["slurm.account"] = f"who pays; yours: {', '.join(site.accounts)}"
+    head = [
+        f"A starter card for this cluster, made by `tr11 init` from {source}. Every key: docs/run-card.md",
+        "Look it over, then: tr11 doctor; tr11 launch --array 1-10",
+        "",
+        *_unsaid(site),
+    ]
+    return write_card(tables, remarks, [line for line in head if line])
+
+
+def _unsaid(site: SiteRules | None) -> list[str]:
+    if site is None or not site.qualities:
+        return []
+    return [f"QoS that you may use (slurm.quality_of_service): {', '.join(site.qualities)}"]
+
+
+def _described(schema: type[BaseModel], key: Sequence[str]) -> str:
+    """The schema's description of a key, "" where it has none."""
+    field = schema.model_fields.get(key[0])
+    if field is None:
+        return ""
+    if len(key) == 1:
+        return field.description or ""
+    options = (field.annotation, *getattr(field.annotation, "__args__", ()))
+    inner = next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    return _described(inner, key[1:]) if inner is not None else ""
+
+
+def example_tables(path: Path) -> dict[str, Any]:
+    """The tables of the card to start from, its variables as written. Raises CardError or StarterError."""
+    tables = read_tables(path)
+    if not isinstance(tables.get("slurm"), Mapping) or "nodes" not in tables["slurm"]:
+        raise StarterError(f"{path} has no [slurm] nodes: it cannot serve as an example")
+    tables.pop("rehearsal", None)
+    return dict(tables)

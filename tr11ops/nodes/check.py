@@ -1,0 +1,331 @@
+"""Health checks fanned out over nodes: one small job a node, so that a node that never answers delays no other.
+
+A node on which a job of ours runs is checked inside that job; one that the scheduler gives to nobody is not checked.
+Where this machine plays the nodes, each check is a process here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tr11ops.agent.health.base import CheckResult, Outcome, summary, worst
+from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
+from tr11ops.cluster.slurm_command import client_environment
+from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, request_values, results_of
+from tr11ops.nodes.view import holders_of
+
+JOB_NAME = "tr11-health"
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0  # between two questions to the scheduler
+PROCESSES_AT_ONCE = 16
+SETTLE_SECONDS = 3.0  # a shared file system shows a result this much later than the scheduler shows the end
+
+
+@dataclass(frozen=True)
+class NodeCheck:
+    """What came out for one node."""
+
+    node: str
+    result: Outcome
+    why: str
+    checks: tuple[CheckResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a node is to be checked: in a job of its own, `inside` a job of ours, or not at all (`never` says why)."""
+
+    node: str
+    inside: str = ""
+    never: str = ""
+
+
+@dataclass(frozen=True)
+class HealthPlace:
+    """How health jobs are submitted: a folder that the nodes see, and the card's words for the scheduler."""
+
+    folder: Path
+    gpus: int = 0
+    partition: str | None = None
+    account: str | None = None
+    quality_of_service: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    code_root: Path | None = None
+
+
+class Answering(Protocol):
+    """A check under way on one node."""
+
+    def answer(self) -> NodeCheck | None:
+        """What came out, or None while it runs."""
+
+    def stop(self) -> None:
+        """End it; harmless when it has ended."""
+
+
+def ways(names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user: str) -> tuple[Way, ...]:
+    """How each node can be checked, by what the scheduler says of it. Pure."""
+    by_name = {node.name: node for node in nodes}
+    holders = holders_of(job for job in jobs if job.name != JOB_NAME)  # an earlier check is about to leave
+    found = []
+    for name in names:
+        node, held = by_name.get(name), holders.get(name, ())
+        mine = [job for job in held if job.user == user and job.state is JobState.RUNNING]
+        if node is None:
+            found.append(Way(name, never="the scheduler does not know it"))
+        elif mine:
+            found.append(Way(name, inside=mine[0].raw_id))
+        elif not node.is_usable:
+            reason = f" ({node.reason})" if node.reason else ""
+            found.append(Way(name, never=f"the scheduler gives it to nobody: {'+'.join(sorted(node.states))}{reason}"))
+        elif held:
+            found.append(Way(name, never=f"busy with job {held[0].job_id} of {held[0].user}"))
+        else:
+            found.append(Way(name))
+    return tuple(found)
+
+
+def check_nodes(
+    ways: Sequence[Way], start: Callable[[Way], Answering], timeout: float, progress: Callable[[NodeCheck], None]
+) -> tuple[NodeCheck, ...]:
+    """Check all nodes at once, in the order of `ways`; `progress` gets each result as it comes.
+
+    A node that does not answer within `timeout` seconds is unknown. A health job that died on one node although it ran
+    on others makes that node bad; where it died everywhere, it is not the nodes.
+    """
+    done: dict[str, NodeCheck] = {}
+    under_way: dict[str, Answering] = {}
+
+    def finish(result: NodeCheck) -> None:
+        done[result.node] = result
+        progress(result)
+
+    try:
+        for way in ways:
+            if way.never:
+                finish(NodeCheck(way.node, Outcome.UNKNOWN, way.never))
+            else:
+                under_way[way.node] = start(way)
+        deadline = time.monotonic() + timeout
+        while under_way and time.monotonic() < deadline:
+            for name, check in list(under_way.items()):
+                result = check.answer()
+                if result is not None:
+                    del under_way[name]
+                    finish(result)
+            time.sleep(POLL_SECONDS if under_way else 0)
+        for name in list(under_way):
+            finish(NodeCheck(name, Outcome.UNKNOWN, f"no answer within {timeout:g} s"))
+    finally:
+        for check in under_way.values():
+            check.stop()
+    return judge(tuple(done[way.node] for way in ways))
+
+
+DIED = "the health job died there"
+
+
+def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
+    """A health job that died is evidence against its node only where the same job ran elsewhere. Pure."""
+    if not any(entry.checks for entry in results):
+        return results
+    return tuple(
+        replace(entry, result=Outcome.BAD) if entry.result is Outcome.UNKNOWN and entry.why.startswith(DIED) else entry
+        for entry in results
+    )
+
+
+def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
+    """One node's result from its checks."""
+    return NodeCheck(node, worst(checks), summary(checks), checks)
+
+
+# ----------------------------------------------------------------------------- a job of its own, through submitit
+class SubmittedCheck:
+    """A health job of submitit's, on the very node."""
+
+    def __init__(self, job: Any, node: str, scheduler: Scheduler, ends: EndedJobs):
+        self._job, self._node, self._scheduler, self._ends = job, node, scheduler, ends
+        self._gone_since: float | None = None
+
+    def answer(self) -> NodeCheck | None:
+        if self._job.paths.result_pickle.exists():
+            return self._read()
+        ended = self._ends.of(self._job.job_id)
+        if ended is None:
+            return None
+        if self._gone_since is None:
+            self._gone_since = time.monotonic()
+        if time.monotonic() - self._gone_since < SETTLE_SECONDS:
+            return None
+        return NodeCheck(self._node, Outcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
+
+    def _read(self) -> NodeCheck:
+        try:
+            return told(self._node, results_of(self._job.result()))
+        except Exception as error:  # whatever broke the job comes back as submitit's own kind of error
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            return NodeCheck(self._node, Outcome.UNKNOWN, f"the health job failed: {lines[-1] if lines else error!r}")
+
+    def _last_line(self) -> str:
+        with suppress(OSError):
+            lines = self._job.paths.stdout.read_text(encoding="utf-8", errors="replace").split("\n")
+            said = [line.strip() for line in lines if line.strip()]
+            return f"; it said: {said[-1][:160]}" if said else ""
+        return ""
+
+    def stop(self) -> None:
+        with suppress(SchedulerError):  # it has a short time limit of its own
+            self._scheduler.cancel(self._job.job_id)
+
+
+class EndedJobs:
+    """Which health jobs are over, asked of the scheduler for all of them at once, and not often."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._ends: dict[str, str] = {}
+        self._next = time.monotonic() + LOOK_SECONDS
+
+    def of(self, job_id: str) -> str | None:
+        """How the job ended, in words; None while it is not known to have ended."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LOOK_SECONDS
+            with suppress(SchedulerError):  # silent for now; the time-out counts
+                for job in self._scheduler.jobs(name=JOB_NAME):
+                    if job.state.is_final:
+                        code = f", exit code {job.exit_code}" if job.exit_code else ""
+                        self._ends[job.raw_id] = f"{job.state}{code}"
+        return self._ends.get(job_id)
+
+
+def submit_check(
+    way: Way, request: HealthRequest, place: HealthPlace, scheduler: Scheduler, ends: EndedJobs
+) -> Answering:
+    """Start the check of one node in a job of its own, under Slurm."""
+    import submitit
+
+    executor = submitit.SlurmExecutor(folder=place.folder)
+    executor.update_parameters(
+        job_name=JOB_NAME, time=5, nodes=1, ntasks_per_node=1, cpus_per_task=1, nodelist=way.node,
+        partition=place.partition, account=place.account, qos=place.quality_of_service,
+        constraint=place.constraint, gres=f"gpu:{place.gpus}" if place.gpus else None,
+        stderr_to_stdout=True, use_srun=False,
+        additional_parameters={"reservation": place.reservation} if place.reservation else {},
+    )  # fmt: skip
+    try:
+        with _submitting(place.code_root):
+            job = executor.submit(check_here, request_values(request))
+    except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
+        words = " ".join(str(error).split()) or type(error).__name__
+        return Refused(NodeCheck(way.node, Outcome.UNKNOWN, f"no health job could be started: {words}"))
+    return SubmittedCheck(job, way.node, scheduler, ends)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A check that could not be started: its answer is there at once."""
+
+    result: NodeCheck
+
+    def answer(self) -> NodeCheck | None:
+        return self.result
+
+    def stop(self) -> None:
+        return
+
+
+@contextmanager
+def _submitting(code_root: Path | None) -> Iterator[None]:
+    """The environment of a submission: no options inherited from a job around us, and our code found on the node."""
+    before = dict(os.environ)
+    _replace_environment(_with_code(client_environment(before), code_root))
+    try:
+        yield
+    finally:
+        _replace_environment(before)
+
+
+def _with_code(environment: Mapping[str, str], code_root: Path | None) -> dict[str, str]:
+    paths = (str(code_root) if code_root else "", environment.get("PYTHONPATH", ""))
+    return {**environment, **({"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {})}
+
+
+def _replace_environment(values: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(values):
+        del os.environ[name]
+    os.environ.update(values)
+
+
+# ----------------------------------------------------------------------------- a process of ours
+class Slots:
+    """How many processes may run at once, so that neither this machine nor the scheduler is flooded."""
+
+    def __init__(self, free: int = PROCESSES_AT_ONCE):
+        self._free = free
+
+    def take(self) -> bool:
+        """True when there was one, which then has to be given back."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    def give(self) -> None:
+        self._free += 1
+
+
+class ProcessCheck:
+    """A process that prints the results: a step of a running job, beside the training, or one on this machine."""
+
+    def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Slots):
+        self._node, self._slots = way.node, slots
+        self._environment = _with_code(client_environment(dict(os.environ)), code_root)
+        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(request_values(request))]
+        if way.inside:
+            step = ["srun", "--jobid", way.inside, "--overlap", "--nodes=1", "--ntasks=1", "--nodelist", way.node]
+            self._command = [*step, *self._command]
+        self._process: subprocess.Popen[str] | None = None
+
+    def answer(self) -> NodeCheck | None:
+        if self._process is None:
+            if self._slots.take():
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    text=True, errors="replace", env=self._environment,
+                )  # fmt: skip
+            return None
+        if self._process.poll() is None:
+            return None
+        out, err = self._process.communicate()
+        self._slots.give()
+        for line in out.splitlines():
+            if line.startswith(MARK):
+                return told(self._node, results_of(json.loads(line.removeprefix(MARK))))
+        words = " ".join(err.split())[-200:] or f"exit status {self._process.returncode}"
+        return NodeCheck(self._node, Outcome.UNKNOWN, f"{DIED}: {words}")
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        for ask in (self._process.terminate, self._process.kill):
+            with suppress(subprocess.TimeoutExpired):
+                if self._process.poll() is None:
+                    ask()
+                    self._process.communicate(timeout=5)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the files of the health jobs; those that a job still writes are left behind."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""What a health job runs on a node: the node agent's checks, and nothing else.
+
+python -m tr11ops.nodes.health_job REQUEST     REQUEST: one JSON object; prints one line, the results
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.agent.health.base import CheckResult, Outcome, Wanted
+from tr11ops.agent.health.registry import chosen, run_checks
+from tr11ops.agent.health.system import ThisNode
+from tr11ops.agent.processes import adopt_orphans, end_descendants
+
+MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
+OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")  # these judge a node on which nothing runs yet
+
+
+@dataclass(frozen=True)
+class HealthRequest:
+    """What is to be checked on one node: plain values, which travel as JSON.
+
+    `inside` is the job in which the check runs beside the training, or empty.
+    """
+
+    node: str
+    inside: str = ""
+    gpus: int = 0
+    workers: int = 1
+    folder: str | None = None
+    controller_time: float | None = None
+    seconds: float = 30.0
+    scripts: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+
+def check_here(request: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Run the checks of a HealthRequest (as a mapping) on this node; the results as plain values."""
+    asked = HealthRequest(**{**request, "scripts": tuple(request["scripts"]), "skip": tuple(request["skip"])})
+    wanted = Wanted(
+        node=asked.node, job_id=asked.inside, gpus=asked.gpus, workers=asked.workers,
+        folder=Path(asked.folder) if asked.folder else None, temporary=Path(tempfile.gettempdir()),
+        controller_time=asked.controller_time, seconds=asked.seconds,
+    )  # fmt: skip
+    skip = (*asked.skip, *OF_AN_EMPTY_NODE) if asked.inside else asked.skip
+    return [
+        {"name": entry.name, "result": str(entry.result), "why": entry.why}
+        for entry in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)
+    ]
+
+
+def results_of(values: list[Any]) -> tuple[CheckResult, ...]:
+    """The results from `check_here`'s values. Raises ValueError when they are something else."""
+    try:
+        return tuple(CheckResult(str(one["name"]), Outcome(one["result"]), str(one["why"])) for one in values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no results of health checks: {error!r}") from None
+
+
+def request_values(request: HealthRequest) -> dict[str, Any]:
+    """The request as JSON can carry it."""
+    return {**asdict(request), "scripts": list(request.scripts), "skip": list(request.skip)}
+
+
+def main(arguments: list[str]) -> int:
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        print(MARK + json.dumps(check_here(json.loads(arguments[0]))), flush=True)
+    finally:
+        end_descendants(grace_seconds=1.0)  # a check script that hangs has a session of its own
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""Node names as people type them: plain, as host lists, checked against the cluster's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.exclusions import ExclusionError, check_node_name
+from trainer.config import nearest
+
+
+class NodeNameError(ValueError):
+    """A name that cannot be meant; the text is one line: what, rule, fix."""
+
+
+def resolve(typed: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """The names behind `typed` (`jean-zay-iam[01-03]` is three), each once, in that order.
+
+    Raises NodeNameError for what is no host list or no node name, and for names that are not in `known`.
+    """
+    names: list[str] = []
+    for text in typed:
+        try:
+            found = expand(text)
+        except HostlistError as error:
+            raise NodeNameError(str(error)) from None
+        if not found:
+            raise NodeNameError("a node name is empty: leave it out, or name a node")
+        names += found
+    for name in names:
+        try:
+            check_node_name(name)
+        except ExclusionError as error:
+            raise NodeNameError(str(error)) from None
+    strangers = [name for name in dict.fromkeys(names) if name not in known]
+    if strangers:
+        near = nearest(strangers[0], sorted(known))
+        more = f" (nor are {len(strangers) - 1} more)" if strangers[1:] else ""
+        fix = f"did you mean {near!r}?" if near else "`tr11 nodes list --all` shows them"
+        raise NodeNameError(f"{strangers[0]!r} is not a node of this cluster{more}: {fix}")
+    return tuple(dict.fromkeys(names))

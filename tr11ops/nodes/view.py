@@ -1,0 +1,83 @@
+"""What is known of the nodes, side by side: the scheduler's word, this run's exclusions, the jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tr11ops.cluster.base import Job, JobState, Node, Partition
+from tr11ops.snapshot import Exclusion
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node. `state` is None for one that the scheduler does not know (any more); `jobs` hold it now."""
+
+    name: str
+    state: str | None
+    reason: str
+    exclusion: Exclusion | None
+    is_due: bool
+    jobs: tuple[str, ...]
+
+
+def rows(
+    nodes: Iterable[Node], exclusions: Iterable[Exclusion], jobs: Iterable[Job], now: float
+) -> tuple[NodeRow, ...]:
+    """A row for each node, and for each excluded one that is not among them, by name."""
+    by_name = {node.name: node for node in nodes}
+    excluded = {entry.node: entry for entry in exclusions}
+    holders = holders_of(jobs)
+    found = []
+    for name in sorted({*by_name, *excluded}):
+        node, entry = by_name.get(name), excluded.get(name)
+        found.append(
+            NodeRow(
+                name=name,
+                state="+".join(sorted(node.states)) if node else None,
+                reason=node.reason if node else "",
+                exclusion=entry,
+                is_due=entry is not None and entry.until is not None and entry.until <= now,
+                jobs=tuple(job.job_id for job in holders.get(name, ())),
+            )
+        )
+    return tuple(found)
+
+
+def holders_of(jobs: Iterable[Job]) -> Mapping[str, tuple[Job, ...]]:
+    """Node name to the jobs that hold it now."""
+    found: dict[str, tuple[Job, ...]] = {}
+    for job in jobs:
+        if job.state.is_active:
+            for name in job.nodes:
+                found[name] = (*found.get(name, ()), job)
+    return found
+
+
+def nodes_of(partition: Partition | None, nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes of one partition; all where there is none."""
+    return tuple(node for node in nodes if partition is None or node.name in partition.node_names)
+
+
+@dataclass(frozen=True)
+class QueueChange:
+    """Queued work whose exclude list changes in place. `user` owns it: Slurm lets nobody else change it."""
+
+    job_id: str
+    user: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def queue_changes(
+    jobs: Iterable[Job], add: Iterable[str] = (), remove: Iterable[str] = (), keep: Iterable[str] = ()
+) -> tuple[QueueChange, ...]:
+    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken off in any case."""
+    added, removed = set(add), set(remove) - set(keep)
+    found = []
+    for job in jobs:
+        if job.state is JobState.PENDING:
+            after = tuple(sorted((set(job.excluded) | added) - removed))
+            if set(after) != set(job.excluded):
+                found.append(QueueChange(job.job_id, job.user, job.excluded, after))
+    return tuple(found)

@@ -1,0 +1,42 @@
+"""The ways out that do not pass through the loop: an end at once, because somebody asked for it, and failures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from trainer.contract import RunPaths, read_latest
+from trainer.lifecycle import Attempt, HeartbeatWriter, tell, write_end_marker, write_failure
+from trainer.requests import Request
+
+
+def newest_step(paths: RunPaths) -> int | None:
+    """The checkpoint that `latest` names; None when there is none, or it cannot be told."""
+    try:
+        return read_latest(paths.checkpoints)
+    except (OSError, ValueError):
+        return None
+
+
+def end_now(paths: RunPaths, attempt: Attempt, heartbeat: HeartbeatWriter, rank: int, request: Request) -> NoReturn:
+    """End this rank at once, from any thread and without saving, because the request says just that."""
+    heartbeat.end_now(request.id)
+    if rank == 0:
+        line = f"tr11: ended at once, without saving, as asked by {request}"
+        tell(line)
+        try:
+            write_end_marker(paths, attempt, "kill-switch", False, heartbeat.iteration, newest_step(paths), line)
+        except OSError as error:
+            tell(f"tr11: the end could not be recorded: {error}", sys.stderr)
+    os._exit(0)
+
+
+def leave_word(paths: RunPaths, attempt: Attempt, rank: int, error: BaseException, reason: str, iteration: int) -> None:
+    """Record a failure, and for a refusal the end marker too."""
+    try:
+        write_failure(paths, attempt, rank, error, iteration)
+        if reason == "refused":
+            write_end_marker(paths, attempt, reason, False, iteration, None, str(error))
+    except OSError as problem:
+        tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)

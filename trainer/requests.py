@@ -1,0 +1,118 @@
+"""What people ask of a training through files in its run directory: rights to write there are all that it takes.
+
+    kill-switch                          save and stop, or (kind "kill-now") end within seconds without saving
+    state/requests/checkpoint-now.json   save at the next step and go on
+    state/requests/pause.json            no attempt trains but the one that it names
+
+A file counts by its existence; what it says is who asked and why, and a number. A rank that has honoured the request
+says so by writing that number into its heartbeat. A file made by hand (`touch`) has no number, and no receipts.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.contract import RunPaths, host_name, read_json, write_json
+
+Kind = Literal["kill", "kill-now", "checkpoint", "pause"]
+KINDS: tuple[Kind, ...] = ("kill", "kill-now", "checkpoint", "pause")
+BY_HAND = 0  # the number of a request that has none
+WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. `id`: 1 to 2**31 - 1, so that the ranks can tell each other. `directory`: the run that is meant.
+
+    `exempt` is the attempt (a job's number) that a pause lets train to its end.
+    """
+
+    kind: Kind
+    id: int = BY_HAND
+    who: str = ""
+    host: str = ""
+    time: float = 0.0
+    why: str = ""
+    directory: str = ""
+    exempt: str = ""
+
+    def write(self, path: Path) -> None:
+        """Make the request, in one step. Raises OSError as the file system does."""
+        write_json(path, asdict(self))
+
+    def __str__(self) -> str:
+        by = f"{self.who} on {self.host}" if self.who and self.host else self.who or "somebody, by hand"
+        return f"{by} ({self.why})" if self.why else by
+
+
+def new_request(kind: Kind, who: str, why: str, directory: Path, exempt: str = "") -> Request:
+    """A request with a number that no other has, but by an accident of one in two thousand million."""
+    return Request(kind, 1 + secrets.randbelow(2**31 - 1), who, host_name(), time.time(), why, str(directory), exempt)
+
+
+def read_request(path: Path, kind: Kind) -> Request | None:
+    """The request at `path`; None when nothing lies there. What cannot be read is a request of `kind`, by hand."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        value = read_json(path) or {}
+        known: dict[str, Any] = {entry.name: value[entry.name] for entry in fields(Request) if entry.name in value}
+        request = Request(**{"kind": kind, **known})
+    except (OSError, ValueError, TypeError):
+        return Request(kind)
+    number = request.id if isinstance(request.id, int) and 0 < request.id < 2**31 else BY_HAND
+    return Request(**{**asdict(request), "id": number, "kind": request.kind if request.kind in KINDS else kind})
+
+
+def pause_of(paths: RunPaths, job_id: str) -> Request | None:
+    """The pause that keeps this attempt from training; None when there is none, or when it lets this attempt train."""
+    request = read_request(paths.pause, "pause")
+    return None if request is None or (request.exempt and request.exempt == job_id) else request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request for a checkpoint: `step` is the checkpoint's, None when it could not be saved."""
+
+    id: int
+    step: int | None
+    message: str
+    time: float
+    job_id: str
+
+    @classmethod
+    def read(cls, path: Path) -> Answer | None:
+        """The answer in `path`; None when there is none yet. Raises ValueError when it is malformed."""
+        value = read_json(path)
+        if value is None:
+            return None
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise ValueError(f"{path} is not an answer: {error}") from None
+
+
+def watch_for_kill_now(kill_switch: Path, leave: Callable[[Request], object]) -> None:
+    """Look for a `kill-now` from a thread of its own, and call `leave` with it: whatever the training waits for.
+
+    Every rank looks for itself: none could rely on another one that hangs.
+    """
+
+    def watch() -> None:
+        while True:
+            request = read_request(kill_switch, "kill")
+            if request is not None and request.kind == "kill-now":
+                leave(request)
+                return
+            time.sleep(WATCH_SECONDS)
+
+    threading.Thread(target=watch, name="kill-now", daemon=True).start()

@@ -1,0 +1,57 @@
+"""One worker's process: the training from its start to its exit status, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.checkpoint.agreement import lost_a_rank
+from trainer.checkpoint.catalogue import CheckpointError
+from trainer.config import CardError, TrainerConfig
+from trainer.data.errors import DataError
+from trainer.lease import Lease
+from trainer.leaving import end_now, leave_word
+from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag, exit_code, exit_process, tell
+from trainer.loop import Trainer
+from trainer.requests import read_request
+
+REFUSALS = (CardError, CheckpointError, DataError)
+
+
+def run(
+    config: TrainerConfig,
+    card: Path,
+    attempt: Attempt,
+    heartbeat: HeartbeatWriter,
+    flag: SignalFlag,
+    start_time: float,
+    lease: Lease | None,
+) -> NoReturn:
+    """Train until something says stop, leave an end marker, and end this process with its exit status.
+
+    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was begun.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    trainer = Trainer(config, card, attempt, heartbeat, flag, start_time, lease)
+    try:
+        reason = trainer.train()
+    except Exception as error:  # whatever it is, it is recorded before the process goes
+        request = read_request(config.kill_switch, "kill")
+        if request is not None and request.kind == "kill-now":  # the others have gone already
+            end_now(config.paths, attempt, heartbeat, rank, request)
+        reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
+        tell(f"tr11: refused: {error}" if reason == "refused" else traceback.format_exc().rstrip(), sys.stderr)
+        leave_word(config.paths, attempt, rank, error, reason, trainer.progress.iteration)
+    heartbeat.beat("ended", trainer.progress.iteration)
+    exit_process(exit_code(reason), trainer.close)
+
+
+def is_refusal(error: Exception, steps_done: int) -> bool:
+    """Bad input, which the next try would meet again: not a rank that was lost on the way, nor what came after steps.
+
+    The difference matters: after a refusal no later array task trains.
+    """
+    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
