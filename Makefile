@@ -36,7 +36,7 @@ demo: setup
 	@$(BIN)/python benchmarks/demo.py
 
 test: setup
-	@$(BIN)/python -m pytest tests $(PYTEST_OPTIONS)
+	@$(BIN)/python .ci/run-tests $(PYTEST_OPTIONS)
 
 soak: setup
 	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
