@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -66,6 +67,25 @@ def timed(
 def cpu_timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
     """As `timed`, in seconds of this process's own work: for what one thread does, whatever else the machine does."""
     return timed(work, repeats, time.process_time)
+
+
+def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any] | None, repeats: int = 5) -> tuple[float, str, Any, Any]:
+    """Median seconds of this process's own work in `ours`, words on `theirs` and the median ratio, both last results.
+
+    The two take turns, so that what else the machine does falls on both.
+    """
+    costs: tuple[list[float], list[float]] = ([], [])
+    results: list[Any] = [None, None]
+    for _ in range(repeats):
+        for side, work in enumerate((ours, theirs)):
+            if work is not None:
+                seconds, results[side] = cpu_timed(work, repeats=1)
+                costs[side].append(seconds)
+    line = ""
+    if theirs is not None:
+        ratio = statistics.median(b / a for a, b in zip(*costs, strict=True))
+        line = f"megatron-core {statistics.median(costs[1]):.3f}; ratio {ratio:.2f}"
+    return statistics.median(costs[0]), line, results[0], results[1]
 
 
 def megatron() -> types.SimpleNamespace | None:
@@ -196,28 +216,25 @@ def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
     order = np.random.RandomState(2).permutation(np.tile(np.arange(documents, dtype=np.int32), 2))
     tokens = int(sizes.sum())
     samples = (2 * tokens - 1) // 2048
-    seconds, rows = cpu_timed(lambda: build_sample_index(sizes, order, 2048))
-    line = ""
-    if peer is not None:
-        peer_seconds, theirs = cpu_timed(
-            lambda: peer.helpers.build_sample_idx(sizes, order, 2048, 2, tokens, True, True)
-        )
-        equal = rows.dtype == theirs.dtype and np.array_equal(rows, theirs)
-        line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}; bit-equal {equal}"
-    say(f"sample index, {2 * documents:,} documents, CPU s", f"{seconds:.3f}", line)
-    whole = {"samples": samples, "seed": 1}
-    seconds, _ = cpu_timed(
-        lambda: build_index_maps(
-            sizes, range(documents), sequence_length=2048, last_epoch_share=MEGATRON_SHARE, **whole
-        ),
-        repeats=2,
+    seconds, line, rows, theirs = in_turn(
+        lambda: build_sample_index(sizes, order, 2048),
+        peer and (lambda: peer.helpers.build_sample_idx(sizes, order, 2048, 2, tokens, True, True)),
     )
-    line = ""
     if peer is not None:
-        peer_seconds, _ = cpu_timed(
-            lambda: megatron_maps(peer, sizes, range(documents), length=2048, **whole), repeats=2
+        line += f"; bit-equal {rows.dtype == theirs.dtype and np.array_equal(rows, theirs)}"
+    say(f"sample index, {2 * documents:,} documents, CPU s", f"{seconds:.3f}", line)
+    asked = {"samples": samples, "seed": 1}
+    seconds, line, maps, theirs = in_turn(
+        lambda: build_index_maps(
+            sizes, range(documents), sequence_length=2048, last_epoch_share=MEGATRON_SHARE, **asked
+        ),
+        peer and (lambda: megatron_maps(peer, sizes, range(documents), length=2048, **asked)),
+    )
+    if peer is not None:
+        equal = all(
+            np.array_equal(*pair) for pair in zip((maps.documents, maps.samples, maps.shuffle), theirs, strict=True)
         )
-        line = f"megatron-core {peer_seconds:.3f}; ratio {peer_seconds / seconds:.2f}"
+        line += f"; equal {equal}"
     say(f"all three maps, {samples:,} samples, CPU s", f"{seconds:.3f}", line)
 
 
@@ -249,22 +266,24 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
     random = np.random.RandomState(3)
     for name, weights in (
         ("3 sets", [0.5, 0.3, 0.2]),
+        ("8 sets", (random.pareto(1.0, 8) + 0.01).tolist()),
         ("28 sets", (random.pareto(1.0, 28) + 0.01).tolist()),
         ("28 sets, rare ones 1e-6", [*[1e-6] * 4, *(random.pareto(1.0, 24) + 0.1).tolist()]),
+        ("100 sets", (random.pareto(1.0, 100) + 0.01).tolist()),
     ):
-        seconds, (sets, numbers) = cpu_timed(lambda given=weights: build_blend(given, samples), repeats=1)
-        line = ""
+        shares = np.array(normalised(weights))
+        shares /= np.sum(shares)
+
+        def theirs(shares: np.ndarray = shares) -> tuple[np.ndarray, np.ndarray]:
+            out = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
+            peer.compiled.build_blending_indices(*out, shares, len(shares), samples, False)
+            return out
+
+        seconds, line, ours, found = in_turn(
+            lambda given=weights: build_blend(given, samples), None if peer is None else theirs
+        )
         if peer is not None:
-            shares = np.array(normalised(weights))
-            shares /= np.sum(shares)
-            their_sets, their_numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
-
-            def theirs(out: Any = (their_sets, their_numbers), shares: np.ndarray = shares) -> None:
-                peer.compiled.build_blending_indices(out[0], out[1], shares, len(shares), samples, False)
-
-            peer_seconds, _ = cpu_timed(theirs, repeats=1)
-            equal = np.array_equal(sets, their_sets) and np.array_equal(numbers, their_numbers)
-            line = f"megatron-core {peer_seconds:.2f}; ratio {peer_seconds / seconds:.2f}; equal {equal}"
+            line += f"; equal {all(np.array_equal(*pair) for pair in zip(ours, found, strict=True))}"
         say(f"mixture of {samples:,}, {name}, CPU s", f"{seconds:.2f}", line)
 
 

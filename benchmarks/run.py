@@ -12,8 +12,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from peers import peers_python
+
 HERE = Path(__file__).parent
-NOT_MEASUREMENTS = {"run", "demo"}
+NOT_MEASUREMENTS = {"run", "demo", "models", "peers"}
+WITH_PEERS = {"data_path"}  # run where megatron-core is installed
 
 
 def main() -> int:
@@ -32,7 +35,8 @@ def main() -> int:
     failed = []
     for name in wanted:
         print(f"\n== {name}", flush=True)
-        if subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode:
+        python = (peers_python() if name in WITH_PEERS else None) or sys.executable
+        if subprocess.run([python, str(HERE / f"{name}.py")], check=False).returncode:
             failed.append(name)
     if failed:
         print(f"\nnot measured: {', '.join(failed)}", file=sys.stderr)

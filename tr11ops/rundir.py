@@ -177,7 +177,8 @@ class RunDirectory:
         Raises OSError or ValueError when a record is there but cannot be read: the state is then unknown.
         """
         records = (Submission.read(self.submission(tag).record) for tag in self.tags())
-        return [record for record in records if record is not None]
+        found = [record for record in records if record is not None]
+        return sorted(found, key=lambda record: (record.time, record.tag))  # tags know whole seconds alone
 
     def write_submission(self, record: Submission) -> None:
         """Write or replace one submission's record. Raises OSError as the file system does."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from trainer.contract import RunPaths, host_name
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
-WATCH_SECONDS = 6.0  # a holder that was silent for so long is dead
+WATCH_SECONDS = 10.0  # a holder that was silent for so long is dead
 SIGNS_OF_LIFE = 3  # changes of the counter after which a holder is believed to live
 LOOK_SECONDS = 0.25  # between two looks of a newcomer
 KEPT_CLAIMS = 8  # older ones are removed

@@ -168,12 +168,15 @@ class HeartbeatWriter:
         """The iteration that was reported last."""
         return self._iteration
 
-    def beat(self, phase: str, iteration: int) -> None:
-        """Report the phase. A file system that refuses it must not stop a training: it is said once on stderr."""
+    def beat(self, phase: str, iteration: int, at_once: bool = False) -> None:
+        """Report the phase; `at_once` also within a second of the last report.
+
+        A file system that refuses it must not stop a training: it is said once on stderr.
+        """
         now = self._clock()
         self._iteration = iteration
         # A clock that was set back must not silence the heartbeat until it has caught up.
-        if phase == self._phase and 0 <= now - self._written < HEARTBEAT_SECONDS:
+        if not at_once and phase == self._phase and 0 <= now - self._written < HEARTBEAT_SECONDS:
             return
         self._phase = phase
         self._write(now)

@@ -209,14 +209,11 @@ class Trainer:
             agreed = self._ready("training", self.stream, self._next_batch())
             if agreed.decision is not None:
                 return agreed.decision
-            if agreed.save and self.steps_done:
-                self._save()
             self.heartbeat.beat("training", self.progress.iteration)
             if self._pass_over():
                 continue
             result = self._step(interval)
-            saver.poll()
-            self.switches.settle(saver.saved_step, saver.in_flight)
+            self._hear_of_saves()
             iteration = self.progress.iteration
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
@@ -266,15 +263,24 @@ class Trainer:
     def _ready(self, phase: str, stream: MicroBatchStream | None, samples: int) -> Agreed:
         """Wait until every rank has the data of its next `samples` (of all replicas), or something says stop.
 
-        A step that began without its data could hang in the middle, where no rank hears of a stop. Collective.
+        A step that began without its data could hang in the middle, where no rank hears of a stop. What is to be saved
+        is saved here, whatever the training waits for. Collective.
         """
         count = samples // (self.config.batch.micro_batch_size * self.mesh.data)
         while True:
             self.switches.enter(phase, self.progress.iteration)
             agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
+            if agreed.save and self.steps_done and agreed.decision is None:
+                self._save()
             if agreed.decision is not None or not agreed.waits:
                 return agreed
+            self._hear_of_saves()
             phase = "data-wait"
+
+    def _hear_of_saves(self) -> None:
+        """Tell how a save in the background has ended, also to whoever asked for it. Collective while there is one."""
+        self._saver.poll()
+        self.switches.settle(self._saver.saved_step, self._saver.in_flight)
 
     def _next_batch(self) -> int:
         """Samples of the next step; none where it is passed over."""

@@ -136,7 +136,7 @@ class Switches:
     # ------------------------------------------------------------------ drills
     def enter(self, phase: str, iteration: int) -> None:
         """Report a phase, and wait in it where this is a drill of that phase."""
-        self._heartbeat.beat(phase, iteration)
+        self._heartbeat.beat(phase, iteration, at_once=self._hold is not None)  # a drill waits for the very iteration
         if self._hold is not None:
             self._hold.enter(phase, iteration)
 

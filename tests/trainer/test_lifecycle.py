@@ -85,7 +85,8 @@ def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("superseded", 2), ("error", 1)]
+    ("reason", "code"),
+    [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("superseded", 2), ("error", 1)],
 )
 def test_exit_codes(reason, code):
     assert exit_code(reason) == code
@@ -102,6 +103,14 @@ def test_heartbeat_is_written_at_a_change_of_phase_and_then_once_a_second(tmp_pa
         seen.append(Heartbeat.read(paths.heartbeat(2)).time)
     assert seen == pytest.approx([100.1, 100.2, 100.2, 101.3])
     assert not [path for path in paths.heartbeats.iterdir() if path.name != "2.json"]
+
+
+def test_a_heartbeat_that_somebody_waits_for_is_written_at_once(tmp_path):
+    paths = RunPaths(tmp_path, "run", "main")
+    writer = HeartbeatWriter(paths, 0, "42", clock=lambda: 100.0)
+    for iteration in range(3):
+        writer.beat("training", iteration, at_once=iteration == 2)
+        assert Heartbeat.read(paths.heartbeat(0)).iteration == (0 if iteration < 2 else 2)
 
 
 def test_a_heartbeat_that_cannot_be_written_is_said_once(tmp_path, capsys):

@@ -93,10 +93,11 @@ def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> 
         SignalFlag(),
         time.monotonic(),
     )
-    reason = trainer.train()
-    iteration = trainer.progress.iteration
-    trainer.close()
-    return reason, iteration
+    try:
+        reason = trainer.train()
+    finally:
+        trainer.close()  # it lets go of the lease, also after a refusal
+    return reason, trainer.progress.iteration
 
 
 def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:

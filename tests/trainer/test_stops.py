@@ -132,16 +132,17 @@ def test_of_two_trainers_at_once_exactly_one_trains(tmp_path: Path, processes: P
     (winner,) = set(both) - {loser}
     assert both[loser].returncode == 2
     marker = ended(config, loser)
-    assert (marker.reason, marker.restart, marker.checkpoint_step) == ("refused", False, None)
-    assert f"this run is being trained by job {winner} (launch 1) of " in marker.message
+    # On a machine so busy that the first one was silent for the whole watch, it was superseded: one trains all the same.
+    assert (marker.reason in {"refused", "superseded"}, marker.restart) == (True, False)
+    assert f" job {winner} (launch 1) of " in marker.message
     assert f"process {both[winner].pid}" in marker.message
-    assert processes.output(loser).count("tr11: refused: ") == 1
+    assert processes.output(loser).count(marker.message) == 1
     processes.wait(lambda: at(config, winner, 3))
     both[winner].send_signal(signal.SIGTERM)
     assert both[winner].wait(timeout=120) == 0
     left = ended(config, winner)
     assert left.reason == "signal" and left.checkpoint_step == left.iteration >= 3
-    assert set(jobs_of_checkpoints(config).values()) == {winner}
+    assert jobs_of_checkpoints(config)[left.iteration] == winner
 
 
 def test_a_frozen_trainer_that_was_superseded_publishes_nothing(tmp_path: Path, processes: Processes) -> None:

@@ -135,12 +135,13 @@ def mortal(twin_home: Path) -> Iterator[Twin]:
         yield running
 
 
+@pytest.mark.soak
 def test_an_allocation_without_its_batch_script_is_ended(
     mortal: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The batch host dies in a job that survives its nodes: it would run on for ever."""
     scene = enter(mortal, tmp_path, monkeypatch, capsys, "slurm.spare_nodes=1")
-    write_json(scene.directory.submission(tag := new_tag()).record, {})
+    tag = new_tag()
     number = subprocess.run(
         ["sbatch", "--parsable", "--no-kill", "-N3", f"--comment={scene.directory.comment(tag)}",
          "--job-name=rehearsal", "--output=/dev/null", "--wrap=sleep 600"],

@@ -127,11 +127,12 @@ class SentToFrozen(SlurmScheduler):
     """Its client is killed while it waits for the answer of a controller that freezes at that very moment."""
 
     def __init__(self, twin: Twin) -> None:
-        super().__init__(twin.environment, timeout_seconds=3.0)
+        super().__init__(twin.environment)
         self._twin = twin
 
     def submit(self, request: BatchRequest) -> str:
         os.kill(self._twin.process("slurmctld").pid, signal.SIGSTOP)
+        self._timeout_seconds = 3.0  # nothing will answer: a shorter test
         return super().submit(request)
 
 

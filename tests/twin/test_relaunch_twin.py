@@ -34,8 +34,8 @@ directory = "run"
 
 [rehearsal]
 time_scale = 100
-start_seconds = 20
-step_seconds = 10
+start_seconds = 5
+step_seconds = 5
 save_seconds = 1
 bytes_per_rank = 256
 collective_seconds = 6000
@@ -89,7 +89,7 @@ exclusion_cap_percent = 50
 def small_twin(twin_home: Path) -> Iterator[Twin]:
     """Six nodes of its own: they are killed here, and Slurm has to notice within seconds."""
     require_slurm()
-    with Twin.up(TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=10), twin_home) as made:
+    with Twin.up(TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6), twin_home) as made:
         yield made
 
 
@@ -266,9 +266,11 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> No
         lambda: next(node for node in stage.slurm.nodes() if node.name == NODES[2]).states & {"down"}, "Slurm's notice"
     )
     stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
-    # Slurm takes a job that lost a node for ended, and would start the next task of the array beside it.
-    assert stage.started() == [attempt]
-    assert stage.waiting().pending_tasks == (2, 3)
+    # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it, if it is faster
+    # than the controller: that one does not train, and none follows it.
+    beside = stage.started()[1:]
+    assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in ([], [([], "superseded")])
+    assert stage.waiting().pending_tasks == ((3,) if beside else (2, 3))
 
 
 @pytest.mark.timeout(400)

@@ -191,7 +191,7 @@ def test_a_dead_rank_ends_all_others_at_once(ranks: Callable[[float], Ranks], de
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_out(ranks: Callable[[float], Ranks]) -> None:
-    results = ranks(1.0).run(lambda crew: crew.meet("step", 1, sum) if crew.rank != 2 else time.sleep(8.0))
+    results = ranks(1.0).run(lambda crew: crew.meet("step", 1, sum) if crew.rank != 2 else time.sleep(3.0))
     assert "step timed out after 1 s: no word from rank 2 on " in str(results[0])
     assert all(isinstance(results[rank], RankLost) for rank in (1, 3))
 

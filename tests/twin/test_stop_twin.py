@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end import Playground
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.twin import Twin
 from trainer.contract import checkpoint_steps
@@ -38,7 +38,7 @@ class Stage:
         return str(self.tr11("launch", "--array", array, "--scheduler", "slurm")["job_id"])
 
     def waiting(self) -> list[Job]:
-        return [job for job in self.slurm.jobs() if job.name == "small" and job.pending_tasks]
+        return [job for job in self.slurm.jobs() if job.name == "small" and job.state is JobState.PENDING]
 
     def attempts(self) -> int:
         return len(list(self.place.paths().attempts.iterdir()))

@@ -95,9 +95,11 @@ GONE = frozenset({"down", "not_responding", "fail", "failing", "unknown"})  # no
 _CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (the )?(remote )?peer|broken pipe|DistNetworkError|"
     r"DistStoreError|socket timeout|timed? ?out|remote process exited|unhandled system error|gloo.*(pair|transport)|"
-    r"\[?(c10d|gloo)\]?.*(closed|reset)|ended by SIGTERM|lost (a|the) rank|heartbeat monitor|watchdog",
+    r"\[?(c10d|gloo)\]?.*(closed|reset)|ended by SIGTERM|RankLost|lost (a|the) rank|lost each other|"
+    r"heartbeat monitor|watchdog",
     re.IGNORECASE,
 )
+_PEER = re.compile(r"\brank \d+ on ([^\s,:;()]+)")
 _HARDWARE = re.compile(
     r"\bcudaError|CUDA error|CUDNN_STATUS|CUBLAS_STATUS|\bECC\b|\bXid\b|NVLink|ncclSystemError|uncorrectable|bus error|"
     r"no CUDA GPUs|GPU has fallen|insufficient shared memory|driver shutting down|SIGBUS",
@@ -255,6 +257,18 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
     )
 
 
+def by_lost_peer(evidence: Evidence) -> Attribution | None:
+    """The node whose rank the others lost first, where they name it: a suspect, since it may be a victim too."""
+    for failure in sorted(evidence.failures, key=lambda one: one.time):
+        named = _PEER.search(failure.error)
+        if named and named[1] in evidence.nodes and named[1] != failure.host and not _is_own(failure):
+            fault = f"lost: {signature(failure.error)}"
+            return Attribution(
+                Kind.UNKNOWN, str(failure), 0.5, suspects=(named[1],), evidence=(str(failure),), fault=fault
+            )
+    return None
+
+
 def by_silence(evidence: Evidence) -> Attribution | None:
     """Nodes of which nothing was heard although the others had ended: the step had to be ended without them."""
     if not evidence.overdue:
@@ -269,7 +283,8 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
-    by_operator, by_node_state, by_health, by_refusal, by_last_words, by_death, by_error, by_first_exit, by_silence,
+    by_operator, by_node_state, by_health, by_refusal, by_last_words, by_death, by_error, by_first_exit, by_lost_peer,
+    by_silence,
 )  # fmt: skip
 
 

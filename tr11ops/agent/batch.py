@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.allocation import Allocation, read_allocation
-from tr11ops.agent.controller import STATES_SECONDS, Controller, Place
+from tr11ops.agent.controller import Controller
+from tr11ops.agent.place import STATES_SECONDS, Place
 from tr11ops.agent.step import LineTee, StopFlag
+from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard import RunCard, card_from_resolved
 from trainer.config import CardError, Problem
-from trainer.contract import EXIT_ERROR, EXIT_REFUSED, host_name, write_json
+from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, write_json
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
@@ -37,11 +39,24 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     allocation = read_allocation(environment, foreground_nodes)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
+    place = _with_scheduler(Place(config, allocation, environment, submission))
+    why = _begin(place, tee)
+    if why:
+        tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
+        return EXIT_FINE
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     write_json(attempt / "attempt.json", _attempt_record(allocation, card, submission))
     (attempt / "card.json").write_bytes(card.read_bytes())
-    return Controller(_with_scheduler(Place(config, allocation, environment, submission)), stop, tee).run()
+    return Controller(place, stop, tee).run()
+
+
+def _begin(place: Place, tee: LineTee) -> str:
+    """Why this job must not train, "" when it may; the next one of its chain is queued."""
+    if place.scheduler is None:
+        return ""
+    number = place.allocation.array_id or place.allocation.job_id
+    return begin_attempt(BatchJob(place.config, place.directory, number, place.submission, place.scheduler, tee.line))
 
 
 def _with_scheduler(place: Place) -> Place:

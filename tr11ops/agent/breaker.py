@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.agent.records import VERDICT_FILE, AttemptVerdict
+from tr11ops.agent.records import SUPERSEDED, VERDICT_FILE, AttemptVerdict
 from tr11ops.evidence import read_steps
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Exclusion, known
@@ -59,6 +59,8 @@ def read_burned(directory: RunDirectory, job_id: str) -> tuple[Burned, ...]:
     found: list[Burned] = []
     trained = {step.job_id for step in known(read_steps(directory.paths), ())}
     for attempt, verdict in attempts_before(directory, job_id):
+        if verdict is not None and verdict.reason == SUPERSEDED:
+            continue  # it tells nothing of the fault
         if verdict is None and attempt.name not in trained:
             found.append(Burned(attempt.name, NO_VERDICT))
         elif verdict is None or verdict.reason != "error" or verdict.progress or verdict.held:

@@ -8,63 +8,27 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
-from tr11ops.agent.allocation import Allocation, free_port, master_address
-from tr11ops.agent.attribution import ATTRIBUTORS, GONE, Attribution, Attributor, Evidence, Kind, attribute
-from tr11ops.agent.breaker import is_active, must_hold, read_burned
-from tr11ops.agent.records import AttemptVerdict, LaunchRecord, of_failure, of_marker, without_restart
-from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Situation, Stop, decide, first_nodes
+from tr11ops.agent.allocation import free_port, master_address
+from tr11ops.agent.attribution import Attribution, Evidence, Kind, attribute
+from tr11ops.agent.breaker import must_hold, read_burned
+from tr11ops.agent.place import Place, Surroundings
+from tr11ops.agent.records import SUPERSEDED, AttemptVerdict, LaunchRecord, of_failure, of_marker, without_restart
+from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Stop, decide, first_nodes
 from tr11ops.agent.remedy import Attempt, Remedy, forbidding_verdict, running_beside, switch_of
 from tr11ops.agent.srun import parse_lines
 from tr11ops.agent.step import Launch, LaunchEnd, LineTee, StopFlag, Watch, run_launch
 from tr11ops.agent.traces import read_failures, read_marker, read_reports, read_standing
-from tr11ops.agent.waiting import Ordering, WaitingWork
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cluster.hostlist import compress
-from tr11ops.evidence import read_exclusions
-from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
 from trainer.contract import STOP_REQUEST_FILE, EndMarker, host_name, write_json
 from trainer.requests import pause_of
 
-SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal may come a minute earlier than asked for
-LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
-STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
 LOOK_SECONDS = 1.0
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
-DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
-
-    `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
-    there where the job lives on without a dead node, so that the scheduler may take it for ended.
-    """
-
-    config: RunCard
-    allocation: Allocation
-    environment: Mapping[str, str]
-    submission: str
-    scheduler: Scheduler | None = None
-    states: Scheduler | None = None
-    ordering: Ordering | None = None
-    attributors: Sequence[Attributor] = ATTRIBUTORS
-
-    @property
-    def directory(self) -> RunDirectory:
-        return RunDirectory(self.config.paths, self.config.kill_switch)
-
-    @property
-    def swaps_nodes(self) -> bool:
-        """Are the nodes machines of their own, so that another one helps where one is bad?"""
-        return self.allocation.kind == "slurm"
 
 
 class Controller:
@@ -78,9 +42,8 @@ class Controller:
         self._folder = self._paths.attempt(self._job_id)
         self._stop = stop
         self._tee = tee
-        self._started = time.time()
+        self._surroundings = Surroundings(place, tee)
         self._outcomes: list[Outcome] = []
-        self._states: Mapping[str, frozenset[str]] | None = None
         self._next_look = 0.0
         self._is_holding = False
         attempt = Attempt(
@@ -107,7 +70,7 @@ class Controller:
             return left
         if self._place.swaps_nodes:
             self._remedy.prepare()
-        nodes = first_nodes(self._situation())
+        nodes = first_nodes(self._surroundings.situation())
         if nodes is None:
             return self._leave_for_want_of_nodes()
         number = 0
@@ -119,7 +82,7 @@ class Controller:
                 if marker.reason == "refused":
                     verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
                 return self._remedy.finish(verdict, hold=self._why_hold(marker))
-            decision = decide(self._outcomes, self._situation(), self._budget())
+            decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
             if self._place.swaps_nodes:
                 self._remedy.bar(found)
@@ -152,7 +115,7 @@ class Controller:
             return None
         self._remedy.queue_behind(ordering, other.job_id)
         verdict = self._failed(f"job {other.job_id} of this array still trains: the rest waits for its end")
-        return self._remedy.finish(replace(verdict, reason="superseded"))
+        return self._remedy.finish(replace(verdict, reason=SUPERSEDED))
 
     def _launch(self, number: int, nodes: tuple[str, ...]) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
         """One launch, from its nodes to the reason of its end."""
@@ -207,7 +170,7 @@ class Controller:
         if number == 1 or minutes is None:
             return first
         value = json.loads(first.read_text(encoding="utf-8"))
-        value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._started) / 60, 0.01)
+        value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._surroundings.started) / 60, 0.01)
         path = self._folder / "launches" / f"{number}.card"
         write_json(path, value)
         return path
@@ -223,7 +186,8 @@ class Controller:
     def _attribute(self, record: LaunchRecord, watch: Watch, end: LaunchEnd, marker: EndMarker | None) -> Attribution:
         asked = self._stop.received
         in_order = marker is not None and marker.reason not in {"error", "refused"}
-        self._states = None if in_order and end.status == 0 else self._ask_states()
+        if not in_order or end.status != 0:
+            self._surroundings.look()
         evidence = Evidence(
             nodes=record.nodes,
             status=end.status,
@@ -232,57 +196,11 @@ class Controller:
             srun=parse_lines(watch.srun_lines),
             failures=read_failures(self._folder, record.launch),
             reports=read_reports(self._folder, record.launch),
-            states=self._states,
+            states=self._surroundings.states,
             overdue=watch.overdue and self._place.swaps_nodes,
             worker_statuses=watch.worker_statuses,
         )
         return attribute(evidence, self._place.attributors)
-
-    def _ask_states(self) -> Mapping[str, frozenset[str]] | None:
-        """The nodes' flags; None where the scheduler does not answer at once."""
-        if self._place.states is None or not self._place.swaps_nodes:
-            return None
-        try:
-            return {node.name: node.states for node in self._place.states.nodes()}
-        except SchedulerError as error:
-            self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
-            return None
-
-    def _situation(self) -> Situation:
-        """The allocation as it is now."""
-        nodes = self._place.allocation.nodes
-        states = self._states or {}
-        barred: frozenset[str] = frozenset()
-        if self._place.swaps_nodes:
-            listed = read_exclusions(self._place.directory.exclusions)
-            if isinstance(listed, Unknown):
-                self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
-            else:
-                now = time.time()
-                barred = frozenset(entry.node for entry in listed if is_active(entry, now))
-        usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
-        return Situation(
-            usable=usable,
-            needed=self._config.slurm.nodes if self._place.swaps_nodes else len(nodes),
-            seconds_left=self._seconds_left(),
-            seconds_needed=LAUNCH_SECONDS,
-            reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
-            may_reuse=not self._place.swaps_nodes,
-        )
-
-    def _seconds_left(self) -> float | None:
-        """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
-        now = time.time()
-        limits = []
-        if self._place.allocation.kind != "foreground":
-            end = self._place.environment.get("SLURM_JOB_END_TIME", "")
-            limit = float(end) if end.isdigit() else self._started + self._config.time_limit_seconds
-            early = self._config.slurm.signal_seconds_before_limit
-            limits.append(limit - (early + SIGNAL_SLACK_SECONDS if early else 0.0) - now)
-        minutes = self._config.run.exit_duration_minutes
-        if minutes is not None:
-            limits.append(self._started + 60 * minutes - now)
-        return min(limits, default=None)
 
     def _budget(self) -> Budget:
         resilience = self._config.resilience
@@ -338,7 +256,7 @@ class Controller:
     # ------------------------------------------------------------------ ends
     def _leave_for_want_of_nodes(self) -> int:
         """Too many of the allocation's nodes are excluded: the scheduler gave them before it knew."""
-        usable = self._situation().usable
+        usable = self._surroundings.situation().usable
         barred = [node for node in self._place.allocation.nodes if node not in usable]
         why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
         self._remedy.refresh(barred)

@@ -13,6 +13,7 @@ from typing import Any
 from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_HELD, EXIT_REFUSED, EndMarker, read_json, write_json
 
 VERDICT_FILE = "verdict.json"
+SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tr11ops.agent.attribution import Attribution
 from tr11ops.agent.breaker import attempts_before, is_active
-from tr11ops.agent.records import AttemptVerdict
+from tr11ops.agent.records import SUPERSEDED, AttemptVerdict
 from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering, WaitingWork
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
@@ -200,7 +200,13 @@ class Remedy:
 
     def _finish_hold(self, verdict: AttemptVerdict, why: str) -> AttemptVerdict:
         self.hold()
-        held, complete = ((), True) if self._held is None else self._held.result()
+        held: tuple[str, ...] = ()
+        complete = True
+        if self._held is not None:
+            error = self._held.exception()
+            held, complete = ((), False) if error is not None else self._held.result()
+            if error is not None:
+                self._tee.line(f"tr11: {type(error).__name__} while the waiting tasks were held: {error}")
         if verdict.exit_status != EXIT_FINE and held:
             self._tee.line(f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)")
         if not complete:
@@ -217,7 +223,7 @@ def forbidding_verdict(attempt: Attempt) -> AttemptVerdict | None:
     It speaks for what waited then: not for a submission made later, nor where a person has released what was held.
     """
     for _, verdict in attempts_before(attempt.directory, attempt.job_id):
-        if verdict is None:
+        if verdict is None or verdict.reason == SUPERSEDED:
             continue
         if not verdict.hold_failed:
             return None
@@ -244,6 +250,8 @@ def running_beside(attempt: Attempt, scheduler: Scheduler) -> Beside | None:
     dead node was the batch host, nothing of the job works any more, but it holds its other nodes for ever.
     """
     for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
+        if verdict is not None and verdict.reason == SUPERSEDED:
+            continue
         record = observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
         if verdict is not None or not isinstance(record, dict) or record.get("submission") != attempt.submission:
             return None

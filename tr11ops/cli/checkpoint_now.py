@@ -27,9 +27,7 @@ def checkpoint_now(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long."
-        ),
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long."),
     ] = None,
     why: ReasonOption = "",
     scheduler: SchedulerOption = "auto",

@@ -61,6 +61,7 @@ def train(
     if card.slurm.setup:
         say("tr11: slurm.setup is for a job's shell and is not run here")
 
+    os.umask(os.umask(0) & ~0o070)  # what the training makes is its group's too, as in a batch job
     tag = new_tag()
     lock = hold_launch_lock(directory.launch_lock)
     paths = directory.submission(tag)

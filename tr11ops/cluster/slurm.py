@@ -190,8 +190,16 @@ class SlurmScheduler:
         return TestResult(result.returncode == 0, words)
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job, an array, or one task. What has ended already, or was never there, stays as it is."""
-        self._ask(["scancel", _plain_id(job_id)])
+        """Cancel a job, an array, or one task. What has ended already, or was never there, stays as it is.
+
+        A task that is named by its own number, and not as ARRAY_TASK, is not found by scancel, which then says so and
+        ends with 0 (seen in 22.05): it gets its other name first.
+        """
+        wanted = _plain_id(job_id)
+        found = self.job(wanted) if wanted.isdecimal() else None
+        if found is not None and found.array_id not in {None, wanted} and found.task_id is not None:
+            wanted = f"{found.array_id}_{found.task_id}"
+        self._ask(["scancel", wanted])
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job or the pending tasks of an array from starting."""

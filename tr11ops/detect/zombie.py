@@ -24,18 +24,24 @@ def batch_host(snapshot: Snapshot, job: Job) -> str:
     return ""
 
 
-def is_zombie(snapshot: Snapshot, job: Job) -> bool:
-    """RUNNING, its batch host down or out of the allocation, and no trainer that shows life.
-
-    Only a job that was told to survive its nodes gets there; any other ends with the node.
-    """
+def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
+    """RUNNING, with its batch host down or out of the allocation. Only a job that survives its nodes gets there."""
     host = batch_host(snapshot, job)
     if job.state is not JobState.RUNNING or not host:
         return False
     states = next((node.states for node in known(snapshot.nodes, ()) if node.name == host), frozenset[str]())
-    is_lost = bool(states & {"down", "fail"}) or bool(job.nodes and host not in job.nodes)
+    return bool(states & {"down", "fail"}) or bool(job.nodes and host not in job.nodes)
+
+
+def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:
+    """How much longer the job's trainers must be silent before they count as gone; 0 when they do."""
     life = signs.life_of(snapshot, job)
-    return is_lost and (life is None or life.silent_for(snapshot.time) > _patience(snapshot))
+    return 0.0 if life is None else max(0.0, _patience(snapshot) - life.silent_for(snapshot.time))
+
+
+def is_zombie(snapshot: Snapshot, job: Job) -> bool:
+    """It has lost its batch host, and no trainer of it shows life: only the host's daemon may have died."""
+    return has_lost_its_host(snapshot, job) and seconds_to_wait(snapshot, job) == 0.0
 
 
 def _patience(snapshot: Snapshot) -> float:

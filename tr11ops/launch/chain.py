@@ -34,11 +34,6 @@ class Chain:
     why: str = ""
     fault: str = ""
 
-    @property
-    def queued(self) -> int:
-        """Jobs that are in the queue at once, from the beginning."""
-        return {"single": 1, "array": self.tasks, "afterany": self.tasks, "self": min(2, self.tasks)}[self.kind]
-
     def __str__(self) -> str:
         text = WORDS[self.kind] if self.kind == "single" else f"{self.tasks} attempts: {WORDS[self.kind]}"
         return f"{text} ({self.why})" if self.why else text

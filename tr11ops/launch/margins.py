@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tr11ops.launch.check import Check, ok, refused, warning
 from tr11ops.launch.history import RunHistory
@@ -12,17 +13,27 @@ from tr11ops.units import duration
 SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
 
 
-def seconds_before_limit(card: RunCard) -> float | None:
-    """Time from the trainer's leave to Slurm's end of the attempt; None when nothing makes it leave before.
+@dataclass(frozen=True)
+class Room:
+    """Time from the trainer's leave to Slurm's end of the attempt, in seconds.
 
-    The exit duration counts as it is, the early signal less its slack; the earlier of the two is what happens.
+    `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may come late.
     """
+
+    nominal: float
+    sure: float
+
+
+def room_before_limit(card: RunCard) -> Room | None:
+    """The room that exit duration and early signal leave, whichever is the earlier; None when neither is set."""
     rooms = []
     if card.run.exit_duration_minutes is not None:
-        rooms.append(card.time_limit_seconds - 60 * card.run.exit_duration_minutes)
-    if card.slurm.signal_seconds_before_limit is not None:
-        rooms.append(card.slurm.signal_seconds_before_limit - SIGNAL_SLACK_SECONDS)
-    return max(rooms, default=None)
+        left = card.time_limit_seconds - 60 * card.run.exit_duration_minutes
+        rooms.append(Room(left, left))
+    early = card.slurm.signal_seconds_before_limit
+    if early is not None:
+        rooms.append(Room(early, max(0.0, early - SIGNAL_SLACK_SECONDS)))
+    return max(rooms, key=lambda room: (room.sure, room.nominal), default=None)
 
 
 def is_measured(history: RunHistory) -> bool:
@@ -32,7 +43,7 @@ def is_measured(history: RunHistory) -> bool:
 
 def margin_checks(card: RunCard, history: RunHistory) -> Iterator[Check]:
     """Compare the room with the run's own longest times. Nothing is said of a run that never saved."""
-    room = seconds_before_limit(card)
+    room = room_before_limit(card)
     if room is None or history.save is None:
         return
     must = (history.step or 0.0) + history.save
@@ -40,13 +51,15 @@ def margin_checks(card: RunCard, history: RunHistory) -> Iterator[Check]:
     wanted = must + evaluation
     parts = [("a step", history.step), ("an evaluation", evaluation or None), ("a save", history.save)]
     measured = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds is not None)
-    left = f"{duration(room)} are left before the time limit; measured in this run: {measured}"
-    if room >= wanted:
-        yield ok("margin", left)
-        return
+    late = ", and Slurm's signal may come a minute late" if room.sure < room.nominal else ""
+    left = f"{duration(room.nominal)} are left before the time limit{late}; measured in this run: {measured}"
     key, fix = _fix(card, wanted)
-    if room < must:
+    if room.sure >= wanted:
+        yield ok("margin", left)
+    elif room.nominal < must:
         yield refused(key, f"the last checkpoint of each attempt would be lost: {left}", fix, 2)
+    elif room.sure < must:
+        yield warning(key, f"a late signal may cost the last checkpoint of an attempt: {left}", fix)
     else:
         yield warning(key, f"an evaluation at the end of an attempt may cost its last checkpoint: {left}", fix)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.cluster.base import Partition
+from tr11ops.exclusions import due_for_recheck
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.datasets import DatasetFacts
@@ -39,10 +40,10 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     for problem in card_warnings(card):
         if problem.key != "run.exit_duration_minutes" or not is_measured(history):
             yield warning("card", str(problem))
-    yield from margin_checks(card, history)
     if facts.rehearsal_refusal:
         yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
     if request.on_scheduler:
+        yield from margin_checks(card, history)
         yield from _partition_checks(card, request, facts)
         if request.chain is not None:
             yield from chain_checks(request.chain)
@@ -76,8 +77,11 @@ def chosen_partition(card: RunCard, partitions: Iterable[Partition]) -> Partitio
 
 
 def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> tuple[str, ...]:
-    """Nodes that must not be used: asked for, in the card, and on the run's own list while they last."""
-    listed = (entry.node for entry in known(facts.exclusions, ()) if entry.until is None or entry.until > facts.time)
+    """Nodes that must not be used: asked for, in the card, and on the run's own list.
+
+    An exclusion whose time has passed holds until a check of the node has passed.
+    """
+    listed = (entry.node for entry in known(facts.exclusions, ()))
     return tuple(dict.fromkeys((*request.exclude, *listed)))
 
 
@@ -113,6 +117,10 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
         return
     if isinstance(facts.exclusions, Unknown) and not facts.place.fault:
         yield unknown("exclusions", f"the run's list could not be read ({facts.exclusions.why})")
+    due = [entry.node for entry in due_for_recheck(known(facts.exclusions, ()), facts.time)]
+    if due:
+        rule = f"{short(due)}: the time of the exclusion is over, a check may give the node back"
+        yield warning("exclusions", rule, "tr11 nodes check --due")
     nodes = {node.name: node for node in facts.nodes}
     excluded = excluded_nodes(request, facts)
     strangers = [name for name in request.exclude if name not in nodes]

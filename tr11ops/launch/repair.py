@@ -11,7 +11,7 @@ from typing import Literal
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
 from tr11ops.detect import signs
-from tr11ops.detect.zombie import batch_host, is_zombie
+from tr11ops.detect.zombie import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.holds import release
 from tr11ops.journal import Journal
 from tr11ops.rundir import RunDirectory
@@ -60,6 +60,10 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
         if is_zombie(snapshot, job):
             host = batch_host(snapshot, job)
             steps.append(Step("cancel", job.raw_id, f"its batch host {host} is lost, nothing ends it"))
+        elif has_lost_its_host(snapshot, job):
+            wait = seconds_to_wait(snapshot, job)
+            host = batch_host(snapshot, job)
+            alone.append(f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {wait:.0f} s")
     dead = [job for job in signs.pending_jobs(snapshot) if signs.is_dead(job)]
     steps += [Step("cancel", _number(job), f"it can never start: {job.reason}") for job in dead]
     for job in signs.pending_jobs(snapshot):

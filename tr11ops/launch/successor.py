@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.evidence import cause, read_exclusions
+from tr11ops.exclusions import INCLUDED
+from tr11ops.journal import read_journal
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.plan import plan_launch
 from tr11ops.launch.queue import SUPERSEDED, is_superseded, job_of_tag
@@ -151,9 +153,12 @@ def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], 
 
 
 def _excluded(job: BatchJob, record: Submission) -> tuple[str, ...]:
-    """What this job excludes, less what the run's list says to be over, with what it says to be excluded now."""
-    now = time.time()
-    listed = known(read_exclusions(job.directory.exclusions), ())
-    over = {entry.node for entry in listed if entry.until is not None and entry.until <= now}
-    kept = (node for node in record.excluded if node not in over)
-    return tuple(dict.fromkeys((*kept, *(entry.node for entry in listed if entry.node not in over))))
+    """What this job excludes, less the nodes taken off the run's list since, with those that are on it now."""
+    listed = [entry.node for entry in known(read_exclusions(job.directory.exclusions), ())]
+    back = {
+        entry.data.get("node")
+        for entry in read_journal(job.directory.journal).entries
+        if entry.kind == INCLUDED and entry.time >= record.time
+    }
+    kept = (node for node in record.excluded if node not in back or node in job.card.slurm.exclude)
+    return tuple(dict.fromkeys((*kept, *listed)))

@@ -25,6 +25,7 @@ from trainer.contract import FileEntry
 ALIGNMENT = max(4096, mmap.PAGESIZE)  # of memory, file offsets and lengths that bypass the page cache
 BLOCK_BYTES = 8 << 20
 _STAGED_BLOCKS = 4
+_COPIERS = 4
 _WRITERS = 2  # the disk has the next block at hand when it has finished one
 _WRITEBACK_BYTES = 32 << 20  # through the page cache: start writing to disk while the rest is still being produced
 _REFUSED_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
@@ -54,6 +55,21 @@ def copy_bytes(target: Tensor, source: Bytes) -> None:
         target.copy_(source, non_blocking=target.is_pinned())
     else:
         np.copyto(target.numpy(), source if isinstance(source, np.ndarray) else source.numpy())
+
+
+def copy_all(copies: Iterable[tuple[Tensor, Bytes]]) -> None:
+    """`copy_bytes` for each (target, source). Threads share what is in host memory: one alone does not fill its bus."""
+    with ThreadPoolExecutor(_COPIERS, thread_name_prefix="checkpoint-copy") as threads:
+        begun: list[Future[None]] = []
+        for target, source in copies:
+            if len(source) <= ALIGNMENT or (isinstance(source, Tensor) and not source.is_cpu):
+                copy_bytes(target, source)  # not worth a thread, or on this thread's stream
+                continue
+            for first in range(0, len(source), BLOCK_BYTES):
+                piece = slice(first, first + BLOCK_BYTES)
+                begun.append(threads.submit(copy_bytes, target[piece], source[piece]))
+        for copy in begun:
+            copy.result()
 
 
 def view_of(block: Tensor) -> memoryview:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,7 +30,7 @@ from trainer.checkpoint.files import (
     BlockFile,
     Bytes,
     aligned_buffer,
-    copy_bytes,
+    copy_all,
     view_of,
     write_files,
 )
@@ -314,19 +314,26 @@ class AsyncSaver:
     def _copy(self, parts: Mapping[str, list[Piece]]) -> dict[str, Tensor]:
         """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
         assert self._image is not None
-        images, begin = {}, 0
+        images: dict[str, Tensor] = {}
+        copy_all(self._copies(parts, self._image, images))
+        if self._image.is_pinned():
+            torch.cuda.current_stream().synchronize()
+        return images
+
+    def _copies(
+        self, parts: Mapping[str, list[Piece]], memory: Tensor, images: dict[str, Tensor]
+    ) -> Iterator[tuple[Tensor, Bytes]]:
+        """Each place in `memory` and what belongs there; fills `images` on the way."""
+        begin = 0
         for name, share in self._shares.items():
             if not share.placed:
                 continue
             position = begin
             for source in share.contents(sharded_files.by_index(parts[name])):
-                copy_bytes(self._image[position : position + len(source)], source)
+                yield memory[position : position + len(source)], source
                 position += len(source)
-            images[f"{name}/{share.file}"] = self._image[begin:position]
+            images[f"{name}/{share.file}"] = memory[begin:position]
             begin += _padded(share.size)
-        if self._image.is_pinned():
-            torch.cuda.current_stream().synchronize()
-        return images
 
 
 def _publish(folder: Path, flight: _Flight, entries: list[list[FileEntry]], fence: Fence | None) -> int:

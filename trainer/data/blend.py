@@ -21,6 +21,7 @@ BLEND_BLOCK = 1 << 24
 BLEND_SEGMENTS = 1 << 14
 BLEND_CELLS = 1 << 18
 BLEND_WARM_UP = 16
+REACH = 8  # segments run again after a wrong one; times as many each time
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
@@ -113,7 +114,7 @@ def _choose(
     chosen = sets[:done].reshape(segments, length)
     taken = numbers[:done].reshape(segments, length)
     advance(shares, ends, first + length * np.arange(segments), length, chosen, taken)
-    reach = 1
+    reach = REACH
     while len(wrong := 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))):
         rows, owner = _followers(wrong, segments, reach)
         positions = first + length * rows - warm_up
@@ -134,7 +135,7 @@ def _choose(
         kept = rows[better]
         begins[:, kept], ends[:, kept] = tried[:, better], state[:, better]
         chosen[kept], taken[kept] = again[0][better], again[1][better]
-        reach *= 4
+        reach *= REACH
     counts[:] = ends[:, -1]
     return done
 

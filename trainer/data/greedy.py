@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 TILE = 64  # steps that are kept in a cache before they are written to where they belong
+FEW_MEMBERS = 48  # with more, half as many, since the keys of many members hold fewer bits and drift apart sooner
 LINE = 64  # bytes of a cache line
-KEY_BITS = 28  # of a key for one whole sample, so that a member may be 7 samples behind
-MOST_BEHIND = 6.0
+KEY_BITS = 29  # of a key for one whole sample, so that a member may be less than 4 samples behind or ahead
+MOST_BEHIND = 2.5
 MOST_MEMBERS_WITH_KEYS = 255
 # A float64 between 0 and 2^51 plus this is rounded to a whole number, which is then in its lowest bits.
 ROUNDING = 1.5 * 2.0**52
@@ -46,70 +47,81 @@ def advance(
     members, columns = counts.shape
     chosen, taken = _rows_apart(columns, np.uint8 if members < 255 else np.uint16), _rows_apart(columns, np.int64)
     keys = _Keys(shares, columns) if members <= MOST_MEMBERS_WITH_KEYS else None
-    exact_until = 0 if keys else steps
-    for first in range(0, steps, TILE):
-        tile = slice(first, min(first + TILE, steps))
+    exact = _Exactly(shares, columns, chosen.dtype)
+    exact_until = 0
+    height = TILE if members <= FEW_MEMBERS else TILE // 2
+    for first in range(0, steps, height):
+        tile = slice(first, min(first + height, steps))
         rows = tile.stop - first
         samples = positions + first
         unclear = np.ones(columns, dtype=np.bool_)
         if keys is not None and first >= exact_until:
             unclear = keys.advance(counts, samples, chosen[:rows], taken[:rows])
             if np.count_nonzero(unclear) > MOST_UNCLEAR * columns:
-                exact_until = first + (TILES_WITHOUT_KEYS + 1) * TILE
+                exact_until = first + (TILES_WITHOUT_KEYS + 1) * height
         if unclear.all():
-            _advance_exactly(shares, counts, samples, chosen[:rows], taken[:rows])
+            exact.advance(counts, samples, chosen[:rows], taken[:rows])
         elif unclear.any():
-            part = counts[:, unclear]
+            part = np.ascontiguousarray(counts[:, unclear])
             again = np.empty((rows, part.shape[1]), chosen.dtype), np.empty((rows, part.shape[1]), np.int64)
-            part = np.ascontiguousarray(part)
-            _advance_exactly(shares, part, samples[unclear], *again)
+            _Exactly(shares, part.shape[1], chosen.dtype).advance(part, samples[unclear], *again)
             counts[:, unclear], chosen[:rows, unclear], taken[:rows, unclear] = part, *again
         if sets is not None and numbers is not None:
             sets[:, tile] = chosen[:rows].T
             numbers[:, tile] = taken[:rows].T
 
 
-def _advance_exactly(
-    shares: FloatArray,
-    counts: FloatArray,
-    samples: npt.NDArray[np.int64],
-    chosen: npt.NDArray[Any],
-    taken: npt.NDArray[np.int64],
-) -> None:
-    """One tile in float64: fills `chosen` and `taken` [rows, columns], changes `counts`, which is contiguous."""
-    members, columns = counts.shape
-    flat = counts.reshape(-1)
-    weights = shares[:, None]
-    x = np.maximum(samples, 1).astype(np.float64)
-    behind, most, before = np.empty_like(counts), np.empty(columns), np.empty(columns)
-    is_most = np.empty(counts.shape, dtype=np.bool_)
-    # Every member has a code, the first the largest, so the largest code among equals is that of the first.
-    codes = np.arange(members, 0, -1, dtype=chosen.dtype)[:, None]
-    marks = is_most.view(np.uint8) if chosen.dtype == np.uint8 else np.empty(counts.shape, dtype=chosen.dtype)
-    ends = members * columns + np.arange(columns)
-    place = np.empty(columns, dtype=np.intp)
-    for row in range(len(chosen)):
-        np.multiply(weights, x, out=behind)
-        np.subtract(behind, counts, out=behind)
-        np.maximum.reduce(behind, axis=0, out=most)
-        np.equal(behind, most, out=is_most)
-        np.multiply(is_most.view(np.uint8), codes, out=marks)
-        np.maximum.reduce(marks, axis=0, out=chosen[row])
-        np.multiply(chosen[row], -columns, out=place, dtype=np.intp)
-        np.add(place, ends, out=place)
-        flat.take(place, out=before, mode="clip")
-        taken[row] = before
-        np.add(before, 1, out=before)
-        flat[place] = before
-        np.add(x, 1, out=x)
-        if row == 0:
-            x[samples == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
-    np.subtract(members, chosen, out=chosen, dtype=chosen.dtype)
+@dataclass
+class _Exactly:
+    """Tiles in float64."""
+
+    shares: FloatArray
+    columns: int
+    kind: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        shape = (len(self.shares), self.columns)
+        self.behind, self.is_most = np.empty(shape), np.empty(shape, dtype=np.bool_)
+        self.most, self.before = np.empty(self.columns), np.empty(self.columns)
+        # Every member has a code, the first the largest, so the largest code among equals is that of the first.
+        self.codes = np.arange(shape[0], 0, -1, dtype=self.kind)[:, None]
+        self.marks = self.is_most.view(np.uint8) if self.kind == np.uint8 else np.empty(shape, dtype=self.kind)
+        self.ends = shape[0] * self.columns + np.arange(self.columns)
+        self.place = np.empty(self.columns, dtype=np.intp)
+
+    def advance(
+        self,
+        counts: FloatArray,
+        samples: npt.NDArray[np.int64],
+        chosen: npt.NDArray[Any],
+        taken: npt.NDArray[np.int64],
+    ) -> None:
+        """One tile: fills `chosen` and `taken` [rows, columns], changes `counts`, which is contiguous."""
+        flat, place, before = counts.reshape(-1), self.place, self.before
+        weights = self.shares[:, None]
+        x = np.maximum(samples, 1).astype(np.float64)
+        for row in range(len(chosen)):
+            np.multiply(weights, x, out=self.behind)
+            np.subtract(self.behind, counts, out=self.behind)
+            np.maximum.reduce(self.behind, axis=0, out=self.most)
+            np.equal(self.behind, self.most, out=self.is_most)
+            np.multiply(self.is_most.view(np.uint8), self.codes, out=self.marks)
+            np.maximum.reduce(self.marks, axis=0, out=chosen[row])
+            np.multiply(chosen[row], -self.columns, out=place, dtype=np.intp)
+            np.add(place, self.ends, out=place)
+            flat.take(place, out=before, mode="clip")
+            taken[row] = before
+            np.add(before, 1, out=before)
+            flat[place] = before
+            np.add(x, 1, out=x)
+            if row == 0:
+                x[samples == 0] = 1  # x = max(i, 1) is 1 for sample 0 and for sample 1
+        np.subtract(len(self.shares), chosen, out=chosen, dtype=self.kind)
 
 
 @dataclass
 class _Keys:
-    """Tiles in 32-bit integers: key = (weight * i - count, in fixed point) * 2^bits + code; earlier members larger codes."""
+    """Tiles in 32-bit integers: key = (weight * i - count, in fixed point) * 2^bits + code."""
 
     shares: FloatArray
     columns: int
@@ -135,7 +147,7 @@ class _Keys:
         chosen: npt.NDArray[Any],
         taken: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
-        """One tile: fills `chosen` and `taken`, changes `counts`; not in unclear columns, which it returns [columns]."""
+        """One tile: fills `chosen` and `taken`, changes `counts`; not in unclear columns, which are returned."""
         rows, members = len(chosen), len(self.shares)
         weights, one, mask = self.shares[:, None], 1 << KEY_BITS, (1 << self.bits) - 1
         x = samples.astype(np.float64)

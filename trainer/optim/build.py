@@ -14,11 +14,8 @@ from trainer.optim.interface import TrainingOptimizer
 def build_optimizer(
     groups: list[dict[str, Any]], section: OptimizerSection, learning_rate: float, embeddings: Collection[str]
 ) -> TrainingOptimizer:
-    """The optimizer of `section` over `groups`. `embeddings`: names of weights whose moments are never in 8 bits.
-
-    AdamW takes one pass over memory per step (the fused kernel of CPU and CUDA).
-    """
+    """The optimizer of `section` over `groups`. `embeddings`: names of weights whose moments are never in 8 bits."""
     betas = (section.beta1, section.beta2)
     if section.type == "adam8bit":
         return Adam8bit(groups, learning_rate, betas, section.epsilon, embeddings)
-    return AdamW(groups, lr=learning_rate, betas=betas, eps=section.epsilon, fused=True)
+    return AdamW(groups, learning_rate, betas, section.epsilon)

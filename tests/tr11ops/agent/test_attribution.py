@@ -168,6 +168,14 @@ def test_one_workers_own_error_makes_its_node_a_suspect_only():
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
 
 
+def test_a_rank_that_the_others_lost_makes_its_node_a_suspect():
+    words = "RankLost: step: no word within 30 s from rank 2 on jean-zay-iam02"
+    found = attribute(
+        evidence(failures=(failure(ONE, 0, words), failure(THREE, 4, "RankLost: connection closed by rank 0")))
+    )
+    assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+
+
 def test_a_save_that_failed_at_the_end_is_storage():
     words = "the last save failed, all steps after 10 are lost: No space left on device (leaving: signal)"
     assert attribute(evidence(marker=marker("error", words))).kind is Kind.STORAGE

@@ -64,6 +64,8 @@ def test_the_count_ends_at_progress_at_a_good_end_and_at_a_release(directory: Ru
     verdict(directory, "2", 2.0)
     assert [entry.job_id for entry in read_burned(directory, "3")] == ["2", "1"]
     assert [entry.job_id for entry in read_burned(directory, "2")] == ["1"]
+    verdict(directory, "3", 3.0, reason="superseded")
+    assert [entry.job_id for entry in read_burned(directory, "4")] == ["2", "1"]
     for number, changes in enumerate(({"progress": True}, {"reason": "exit-duration"}, {"held": ("7",)})):
         verdict(directory, str(10 + number), 10.0 + number, **changes)
         assert read_burned(directory, "30") == ()

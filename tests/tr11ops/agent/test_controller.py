@@ -37,6 +37,13 @@ if rank == 0 and "step" in part:
             "consumed_tokens": 1, "global_batch_size": 1, "learning_rate": 0.1, "seconds_per_iteration": 1.0, "lm_loss": 1.0,
             "samples_per_second": 1.0, "tflops": 1.0}
     append_line(RunPaths(root, "small", "main").metrics, json.dumps(step))
+ready = attempt / f"ready-{launch}"  # rank 0 has done what it does before the fault
+if rank == 0 and "kill" in part:
+    (root / "kill-switch").touch()
+if rank == 0:
+    ready.touch()
+while rank == 1 and not ready.exists():
+    time.sleep(0.02)
 if rank == 1 and "error" in part:
     host = os.environ["TR11_NODE_NAME"]
     write_json(attempt / "failures" / "rank-1.json", {"rank": 1, "host": host, "time": time.time(), "launch": launch,
@@ -48,8 +55,6 @@ if rank == 0 and "refuse" in part:
     marker = EndMarker("refused", 0, None, False, "bad input", time.time(), "h", attempt.name, launch)
     write_json(attempt / "end.json", asdict(marker))
     sys.exit(1)
-if "kill" in part and rank == 0:
-    (root / "kill-switch").touch()
 if "die" in part:
     if rank == 1:
         os.kill(os.getpid(), 9)

@@ -145,6 +145,20 @@ def test_a_job_that_was_given_up_leaves_and_withdraws_its_tasks(bench: LocalBenc
     assert begin_attempt(job) == ""
 
 
+def test_a_batch_job_that_was_given_up_trains_nothing(bench: LocalBench) -> None:
+    blocker = bench.block()
+    number = bench.launch("--array", "1-3", "--json").json["job_id"]
+    directory = run_directory(bench)
+    [record] = directory.read_submissions()
+    other = record_of(job_id="77")
+    directory.write_submission(other)
+    directory.write_submission(replace(record, note=f"{SUPERSEDED}{other.tag}"))
+    bench.scheduler.cancel(blocker)
+    bench.wait(lambda jobs: all(job.state.is_final for job in jobs if job.array_id == number), seconds=240)
+    assert f"leaves without training: submission {record.tag} was given up" in directory.paths.main_log.read_text()
+    assert directory.attempt_ids() == [] and not directory.paths.metrics.exists()
+
+
 def test_a_second_job_of_one_submission_leaves_while_the_first_lives(bench: LocalBench) -> None:
     bench.block()
     first, second = (bench.submit("exec sleep 600", name="small") for _ in range(2))

@@ -236,6 +236,17 @@ def test_one_task_of_an_array_is_cancelled(cluster: Cluster) -> None:
     assert sorted(path.name for path in cluster.folder.glob("ran-*")) == ["ran-1", "ran-4"]
 
 
+def test_a_running_task_is_cancelled_by_its_own_number(cluster: Cluster) -> None:
+    array = cluster.submit("touch ran-$SLURM_ARRAY_TASK_ID; sleep 7777", array="1-2")
+    cluster.until(lambda: len(list(cluster.folder.glob("ran-*"))) == 2, "both tasks run")
+    [number] = [job.raw_id for job in cluster.array(array) if job.task_id == 1]
+    assert number != array
+    cluster.scheduler.cancel(number)
+    cluster.until_state(f"{array}_1", JobState.CANCELLED)
+    assert cluster.state(f"{array}_2") is JobState.RUNNING
+    cluster.scheduler.cancel(array)
+
+
 def test_cancel_ends_a_running_array_and_its_processes(cluster: Cluster) -> None:
     array = cluster.submit("sleep 7777 & echo $! > child; echo $$ > batch; wait", array="1-9%1")
     cluster.until(lambda: bool(cluster.lines("batch")), "the script has started")

@@ -135,6 +135,9 @@ def test_excluded_nodes_come_from_everywhere_and_must_exist(bench: Bench) -> Non
     listed = (Exclusion("n3", until=1e18), Exclusion("n4", until=1.0))
     bench.changes = {"exclusions": listed}
     bench.request = replace(bench.request, exclude=("n1",))
+    assert excluded_nodes(bench.request, bench.facts()) == ("n1", "n3", "n4")
+    assert any("exclusions: n4: the time of the exclusion is over" in fault for fault in bench.faults())
+    bench.changes = {"exclusions": listed[:1]}
     assert excluded_nodes(bench.request, bench.facts()) == ("n1", "n3")
     assert bench.code() == 0
     bench.request = replace(bench.request, exclude=("n1", "n2"))

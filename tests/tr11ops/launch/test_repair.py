@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tr11ops.status_cases import HOUR, NOW, beats, pending, running, snapshot
@@ -66,6 +68,12 @@ def test_only_what_tr11_held_is_released_and_not_against_a_switch(
 def test_a_zombie_is_cancelled_alone_and_its_array_goes_on() -> None:
     repair = plan_repair(ZOMBIE, ())
     assert steps(repair) == [("cancel", "1007")] and repair.resubmit == 0 and "n01" in repair.steps[0].why
+
+
+def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
+    repair = plan_repair(replace(ZOMBIE, heartbeats=beats(age=20)), ())
+    assert repair.is_empty
+    assert repair.left_alone == ("job 1000_7 has lost its batch host n01, but was alive: look again in 100 s",)
 
 
 def test_unknown_is_never_mended() -> None:

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from trainer.checkpoint import files
 from trainer.checkpoint.envelopes import Envelopes
-from trainer.checkpoint.files import ALIGNMENT, BLOCK_BYTES, BlockFile, DigestingWriter, digesting, write_files
+from trainer.checkpoint.files import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    BlockFile,
+    DigestingWriter,
+    copy_all,
+    digesting,
+    write_files,
+)
 
 EDGES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 16 * ALIGNMENT, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 5]
 
@@ -74,6 +82,21 @@ def test_a_file_system_that_has_no_direct_writes(tmp_path: Path, monkeypatch: py
     assert bool(direct) == (refusal == "at-write")
     assert (tmp_path / "file").read_bytes() == piece
     assert stream.entry("file").digest == hashlib.sha256(piece).hexdigest()
+
+
+@settings(max_examples=15, deadline=None)
+@given(sizes=st.lists(st.sampled_from(EDGES) | st.integers(0, 2 * BLOCK_BYTES), min_size=1, max_size=5))
+def test_copies_of_any_size_arrive_where_they_belong(sizes: list[int]) -> None:
+    pieces = content(sizes)
+    memory = torch.zeros(sum(sizes), dtype=torch.uint8)
+    ends = np.cumsum(sizes).tolist()
+    copy_all((memory[end - len(piece) : end], files.as_bytes(piece)) for piece, end in zip(pieces, ends, strict=True))
+    assert memory.numpy().tobytes() == b"".join(pieces)
+
+
+def test_a_copy_that_fails_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        copy_all([(torch.zeros(2 * ALIGNMENT, dtype=torch.uint8), np.zeros(3 * ALIGNMENT, dtype=np.uint8))])
 
 
 def test_a_write_that_fails_names_the_file_and_closes_it(tmp_path: Path) -> None:

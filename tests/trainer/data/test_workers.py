@@ -167,6 +167,27 @@ def test_a_stopped_worker_is_an_error_after_its_time_and_can_be_closed(plans: Ma
     assert not alive(pool.process_ids[0])
 
 
+def test_a_rank_can_wait_for_a_whole_steps_data_a_moment_at_a_time(plans: Mapping[str, PlannedSource]) -> None:
+    with contextlib.closing(WorkerPool(plans, 1)) as pool:
+        stream = SampleStream(pool.reader("train"), 2)
+        until(lambda: stream.wait(20, 0.1))  # more than is read ahead otherwise
+        taken = [next(stream)[0].tolist() for _ in range(20)]
+        assert taken == [tokens.tolist() for tokens, _ in SampleStream(plans["train"].open(), 2)][:20]
+        until(lambda: stream.wait(1000, 0.1))  # as far as there are so many
+        stream.skip_to(0)
+        os.kill(pool.process_ids[0], signal.SIGSTOP)
+        assert not stream.wait(1, 0.01)
+        os.kill(pool.process_ids[0], signal.SIGCONT)
+        until(lambda: stream.wait(1, 0.01))
+        assert next(stream)[0].tolist() == taken[0]
+    with contextlib.closing(WorkerPool(plans, 1, stall_seconds=0.2)) as pool:
+        stream = SampleStream(pool.reader("train"), 2)
+        os.kill(pool.process_ids[0], signal.SIGSTOP)
+        with pytest.raises(DataError, match="though it is alive"):
+            until(lambda: stream.wait(1, 0.05))
+        os.kill(pool.process_ids[0], signal.SIGCONT)
+
+
 def test_a_stop_signal_to_the_whole_group_leaves_workers_to_the_rank(pool: WorkerPool) -> None:
     """The rank saves first, and may evaluate. Also at the very start of a worker."""
     for _ in range(2):

@@ -211,7 +211,10 @@ def own_course() -> dict[int, dict[str, Any]]:
         parameter.grad = torch.from_numpy(gradient(step))
         optimizer.step()
         run = optimizer.state[parameter]["runs"]["weight"]
-        held = {name: (moment.codes.clone(), moment.scales.clone()) for name, moment in zip(MOMENTS, run.moments, strict=True)}
+        held = {
+            name: (moment.codes.clone(), moment.scales.clone())
+            for name, moment in zip(MOMENTS, run.moments, strict=True)
+        }
         kept[step] = {"weights": parameter.detach().clone(), **held}
     assert optimizer.steps_done() == STEPS
     return kept

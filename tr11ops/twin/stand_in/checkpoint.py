@@ -27,7 +27,7 @@ from trainer.checkpoint.catalogue import (
     settle_replaced,
 )
 from trainer.config import TrainerConfig
-from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, file_digest, write_atomically
+from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
 from trainer.progress import Progress
 
 Say = Callable[[str], None]
@@ -97,14 +97,18 @@ def publish(
         versions=VERSIONS,
         job_id=job_id,
     ).write(partial)
-    fence()
     home = folder / checkpoint_name(progress.iteration)
     aside = replaced_path(folder, progress.iteration, uuid.uuid4().hex[:12])
-    replacing = home.exists()
-    if replacing:
-        home.rename(aside)
-    partial.rename(home)
-    write_atomically(folder / LATEST_FILE, home.name)
+    pointer = write_beside(folder / LATEST_FILE, home.name)
+    try:
+        fence()
+        if replacing := home.exists():
+            home.rename(aside)
+        partial.rename(home)  # fails where whoever took over has moved it away
+        pointer.replace(folder / LATEST_FILE)
+    except BaseException:
+        pointer.unlink(missing_ok=True)
+        raise
     if replacing:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -117,9 +117,11 @@ def test_the_end_of_a_step_that_has_failed_already_asks_for_nothing(tmp_path: Pa
 
 
 def test_workers_that_stay_after_a_failed_one_are_ended(tmp_path: Path) -> None:
-    stubborn = (
-        "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); print(os.getpid(), flush=True);"
-        "print('W 10:00 api.py:900] Sending process 77 closing signal SIGTERM', flush=True); time.sleep(600)"
+    stubborn = (  # whole lines in one write each, and the sign of failure when both are ready
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); read, ready = os.pipe(); child = os.fork();"
+        "os.write(1, b'%d\\n' % os.getpid());"
+        "os.read(read, 1) and os.write(1, b'W Sending process 77 closing signal SIGTERM\\n') if child else os.write(ready, b'x');"
+        "time.sleep(600)"
     )
     child = agent(tmp_path, stubborn, end_within_seconds=1.0)
     shown, _ = child.communicate(timeout=60)

@@ -1,0 +1,110 @@
+"""Where an attempt runs: its allocation and schedulers, and what can be used of them at this moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.attribution import ATTRIBUTORS, GONE, Attributor
+from tr11ops.agent.breaker import is_active
+from tr11ops.agent.relaunch import Situation
+from tr11ops.agent.step import LineTee
+from tr11ops.agent.waiting import Ordering
+from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.evidence import read_exclusions
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Unknown
+
+SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal may come a minute earlier than asked for
+LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
+STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
+DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
+
+    `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
+    there where the job lives on without a dead node, so that the scheduler may take it for ended.
+    """
+
+    config: RunCard
+    allocation: Allocation
+    environment: Mapping[str, str]
+    submission: str
+    scheduler: Scheduler | None = None
+    states: Scheduler | None = None
+    ordering: Ordering | None = None
+    attributors: Sequence[Attributor] = ATTRIBUTORS
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.config.paths, self.config.kill_switch)
+
+    @property
+    def swaps_nodes(self) -> bool:
+        """Are the nodes machines of their own, so that another one helps where one is bad?"""
+        return self.allocation.kind == "slurm"
+
+
+class Surroundings:
+    """What an attempt sees of its nodes and its time. `started`: of the attempt, seconds since the epoch."""
+
+    def __init__(self, place: Place, tee: LineTee) -> None:
+        self._place = place
+        self._tee = tee
+        self.started = time.time()
+        self.states: Mapping[str, frozenset[str]] | None = None  # the nodes' flags at the last look, None: unknown
+
+    def look(self) -> None:
+        """Ask for the nodes' flags; unknown where the scheduler does not answer at once."""
+        self.states = None
+        if self._place.states is None:
+            return
+        try:
+            self.states = {node.name: node.states for node in self._place.states.nodes()}
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
+
+    def situation(self) -> Situation:
+        """The allocation as it is now."""
+        place = self._place
+        nodes = place.allocation.nodes
+        states = self.states or {}
+        barred = self._excluded() if place.swaps_nodes else frozenset()
+        usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
+        return Situation(
+            usable=usable,
+            needed=place.config.slurm.nodes if place.swaps_nodes else len(nodes),
+            seconds_left=self._seconds_left(),
+            seconds_needed=LAUNCH_SECONDS,
+            reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
+            may_reuse=not place.swaps_nodes,
+        )
+
+    def _excluded(self) -> frozenset[str]:
+        """The nodes on the run's list. One that cannot be read keeps nobody from training: it is said."""
+        listed = read_exclusions(self._place.directory.exclusions)
+        if isinstance(listed, Unknown):
+            self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
+            return frozenset()
+        now = time.time()
+        return frozenset(entry.node for entry in listed if is_active(entry, now))
+
+    def _seconds_left(self) -> float | None:
+        """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
+        config, now = self._place.config, time.time()
+        limits = []
+        if self._place.allocation.kind != "foreground":
+            end = self._place.environment.get("SLURM_JOB_END_TIME", "")
+            limit = float(end) if end.isdigit() else self.started + config.time_limit_seconds
+            early = config.slurm.signal_seconds_before_limit
+            limits.append(limit - (early + SIGNAL_SLACK_SECONDS if early else 0.0) - now)
+        minutes = config.run.exit_duration_minutes
+        if minutes is not None:
+            limits.append(self.started + 60 * minutes - now)
+        return min(limits, default=None)
