@@ -40,7 +40,7 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     # Task 3 is held; one that is let go by mistake finds the switch and does not train.
     slurm = SlurmScheduler(twin.environment)
     [waiting] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
-    assert waiting.pending_tasks == (3,) and waiting.reason.startswith("JobHeld")
+    assert waiting.job_id.endswith("_3") and waiting.reason.startswith("JobHeld")
     assert len(playground.ends()) == 2
     slurm.release(waiting.array_id)
     playground.wait(lambda: len(playground.ends()) == 3, "all attempts")

@@ -270,7 +270,7 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> No
     # than the controller: that one does not train, and none follows it.
     beside = stage.started()[1:]
     assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in ([], [([], "superseded")])
-    assert stage.waiting().pending_tasks == ((3,) if beside else (2, 3))
+    assert (stage.waiting().pending_tasks or (stage.waiting().task_id,)) == ((3,) if beside else (2, 3))
 
 
 @pytest.mark.timeout(400)

@@ -151,12 +151,18 @@ def test_a_checkpoint_may_be_weights_alone(memory_path: Path) -> None:
     assert sorted(path.name for path in result.folder.iterdir()) == ["cursor.json", "manifest.json", "rng", "weights"]
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     loaded = store.load(memory_path, 3, empty, info(Shape()), weights_only=True)
-    assert loaded.rng is None
-    assert any("random-number" in remark for remark in loaded.remarks)
+    assert loaded.rng is None and loaded.remarks == ()  # nothing draws random numbers that a training would go on with
     pairs = zip(empty.weights, mine.weights, strict=True)
     assert all(torch.equal(wide.tensor, narrow.tensor.float()) for wide, narrow in pairs)
     with pytest.raises(CheckpointError, match=r"holds weights alone.*checkpoint\.load_optimizer = false"):
         store.load(memory_path, 3, state(MODEL, Shape(), 0, None, dtype=torch.float16), info(Shape()))
+
+
+def test_a_training_is_told_of_random_state_that_was_not_saved(memory_path: Path) -> None:
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False)
+    loaded = store.load(memory_path, 3, state(MODEL, Shape(), 0, None), info(Shape()))
+    assert loaded.rng is None
+    assert any("random-number" in remark for remark in loaded.remarks)
 
 
 def test_a_save_over_the_same_step_replaces_it(memory_path: Path) -> None:
