@@ -14,7 +14,7 @@ from pathlib import Path
 from tr11ops.agent.records import SUPERSEDED, VERDICT_FILE, AttemptVerdict
 from tr11ops.evidence import read_steps
 from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Exclusion, known
+from tr11ops.snapshot import known
 
 NO_VERDICT = "it ended without a word"
 ATTEMPTS_LOOKED_AT = 30
@@ -44,11 +44,6 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
     if len(before) + 1 >= 2 * most:
         return f"{len(before) + 1} tasks in a row ended without progress"
     return ""
-
-
-def is_active(exclusion: Exclusion, now: float) -> bool:
-    """Does it hold now? An exclusion that is over waits for a check, and no longer keeps a launch away."""
-    return exclusion.until is None or exclusion.until > now
 
 
 def read_burned(directory: RunDirectory, job_id: str) -> tuple[Burned, ...]:

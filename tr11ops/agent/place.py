@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.attribution import ATTRIBUTORS, GONE, Attributor
-from tr11ops.agent.breaker import is_active
 from tr11ops.agent.relaunch import Situation
 from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering
@@ -92,8 +91,7 @@ class Surroundings:
         if isinstance(listed, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
             return frozenset()
-        now = time.time()
-        return frozenset(entry.node for entry in listed if is_active(entry, now))
+        return frozenset(entry.node for entry in listed)
 
     def _seconds_left(self) -> float | None:
         """Seconds until the trainer of a new launch would be told to leave; None without any limit."""

@@ -101,7 +101,7 @@ class AttemptVerdict:
 
 def of_marker(marker: EndMarker) -> AttemptVerdict:
     """The verdict that is the trainer's own word: a failing launcher after a clean end changes nothing."""
-    status = {"error": EXIT_ERROR, "refused": EXIT_REFUSED}.get(marker.reason, EXIT_FINE)
+    status = {"error": EXIT_ERROR, "refused": EXIT_REFUSED, "superseded": EXIT_REFUSED}.get(marker.reason, EXIT_FINE)
     return AttemptVerdict(
         marker.reason, marker.iteration, marker.checkpoint_step, status, marker.message, restart=marker.restart
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.attribution import Attribution
-from tr11ops.agent.breaker import attempts_before, is_active
+from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.records import SUPERSEDED, AttemptVerdict
 from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering, WaitingWork
@@ -74,9 +74,8 @@ class Remedy:
     def refresh(self, nodes: list[str]) -> None:
         """Put nodes, and all of the run's list, on the exclude lists of the waiting work."""
         listed = known(read_exclusions(self._attempt.directory.exclusions), ())
-        active = [entry.node for entry in listed if is_active(entry, time.time())]
         if self._waiting is not None:
-            self._waiting.exclude(dict.fromkeys([*nodes, *active]))
+            self._waiting.exclude(dict.fromkeys([*nodes, *(entry.node for entry in listed)]))
 
     def _exclude(self, node: str, found: Attribution) -> bool:
         """Write it on the run's list; False when the cap does not allow it. A list that cannot be written is said."""

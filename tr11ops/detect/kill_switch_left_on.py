@@ -16,7 +16,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     switch = snapshot.kill_switch
     if not isinstance(switch, KillSwitch):
         return
-    release = signs.command(snapshot, "kill --release")
+    release = signs.command(snapshot, "resume")
     evidence = (
         f"{switch.path}: set by {switch.who or 'someone'}" + (f", because: {switch.why}" if switch.why else ""),
     )

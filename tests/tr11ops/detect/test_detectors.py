@@ -355,8 +355,8 @@ def test_the_first_cause_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "card", "expected"),
     [
-        ("slurm", "", ["scancel 1000_7", "tr11 kill --release"]),
-        ("local", "my card.toml", ["", "tr11 kill --run 'my card.toml' --release"]),
+        ("slurm", "", ["scancel 1000_7", "tr11 resume"]),
+        ("local", "my card.toml", ["", "tr11 resume --run 'my card.toml'"]),
     ],
 )
 def test_fixes_are_commands_for_this_run(scheduler: str, card: str, expected: list[str]) -> None:
