@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card
 
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from tr11ops.snapshot import Exclusion
 
 SCHEMA = 1
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")]
+ReportOption = Annotated[
+    str | None,
+    typer.Option("--report", metavar="FILE", help="Write a note to the site's support about them; - prints it."),
+]
 
 
 @dataclass(frozen=True)
