@@ -29,6 +29,7 @@ PLAN = TwinPlan(
     message_timeout_seconds=5,
 )  # fmt: skip
 NODES = PLAN.node_names
+FROZEN = [12.0, pytest.param(60.0, marks=pytest.mark.soak)]  # longer than any client of this twin waits
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -132,15 +133,16 @@ def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     run.check_nothing_is_lost()
 
 
+@pytest.mark.parametrize("seconds", FROZEN)
 def test_nothing_stops_while_the_controller_is_away_and_ten_tasks_start_zero_times_after_a_kill(
-    stage: Twin, tmp_path: Path
+    stage: Twin, tmp_path: Path, seconds: float
 ) -> None:
     run = Operation(stage, tmp_path, nodes=3, spares=1)
     run.launch("--array", "1-11")
     run.until_step(3)
     inject(stage, "controller-restarted")
     run.until_step(run.iteration() + 3)
-    inject(stage, "controller-frozen", seconds=12)
+    inject(stage, "controller-frozen", seconds=seconds)
     before = run.iteration()
     shown = run.tr11("status", expect=None)
     assert shown.returncode in {0, 3} and "while looking for" in shown.stdout, "what was not seen is unknown, not gone"
@@ -156,11 +158,12 @@ def test_nothing_stops_while_the_controller_is_away_and_ten_tasks_start_zero_tim
     run.check_nothing_is_lost()
 
 
-def test_a_controller_frozen_during_the_submission_yields_one_job(stage: Twin, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", FROZEN)
+def test_a_controller_frozen_during_the_submission_yields_one_job(stage: Twin, tmp_path: Path, seconds: float) -> None:
     run = Operation(stage, tmp_path, nodes=2, spares=0)
     plan = run.tr11("launch", "--array", "1-2", "--dry-run")
     assert "nothing was submitted" in plan.stdout
-    inject(stage, "controller-frozen", seconds=12)
+    inject(stage, "controller-frozen", seconds=seconds)
     refused = run.tr11("launch", "--array", "1-2", expect=None)
     assert refused.returncode == 3
     run.until(lambda: active(stage) == (), "the controller is back")
