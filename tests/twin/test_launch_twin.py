@@ -160,7 +160,7 @@ def test_a_controller_frozen_while_it_is_sent_to_never_gives_two_jobs(
     for _ in range(2):  # and again, once it does
         code, _, err = launch(capsys, "--array", "1-3", *(word for value in words for word in ("--set", value)))
         assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in err
-    assert [entry.raw_id for entry in slurm.jobs() if entry.name == "small"] == [found[0].raw_id]
+    assert [entry.raw_id for entry in living(slurm, "small")] == [found[0].raw_id]  # a second one would wait too
     assert [entry.job_id for entry in job.directory.read_submissions()] == [None]
     behind = launch(capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value)))
     assert behind[0] == 0, behind

@@ -128,4 +128,4 @@ def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
     seen, verdict = run.wait(lambda seen, verdict: "DependencyNeverSatisfied" in verdict.why)
     assert verdict.word is Word.DOWN
     (finding,) = [finding for finding in detect_all(seen) if finding.detector == "dead-chain"]
-    assert finding.fix == f"scancel {finding.subject}"
+    assert finding.fix == "tr11 launch --repair"
