@@ -131,7 +131,8 @@ def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     switch = snapshot.kill_switch
     if isinstance(switch, KillSwitch):
-        return Verdict(Word.STOPPED, f"{_switch(switch)}; what is queued will leave at once")
+        queued = "will leave at once" if signs.startable_jobs(snapshot) else "is held"
+        return Verdict(Word.STOPPED, f"{_switch(switch)}; what is queued {queued}")
     waiting = signs.startable_jobs(snapshot)
     if not waiting:
         return Verdict(

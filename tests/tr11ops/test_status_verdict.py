@@ -124,6 +124,12 @@ TABLE: list[tuple[str, Snapshot, Word, str]] = [
         "Priority",
     ),
     ("queued but stopped", idle(jobs=(pending(),), kill_switch=SWITCH), Word.STOPPED, "will leave at once"),
+    (
+        "held and stopped",
+        idle(jobs=(dataclasses.replace(pending(), reason="JobHeldUser"),), kill_switch=SWITCH),
+        Word.STOPPED,
+        "what is queued is held",
+    ),
     ("queued but finished", idle(jobs=(pending(),), attempts=(FINISHED,)), Word.FINISHED, "still queued"),
     ("queued after a refusal", idle(jobs=(pending(),), attempts=(REFUSED,)), Word.DOWN, "data.prefixes: no such file"),
     ("queued since a refusal", idle(jobs=(pending(submit_time=NOW),), attempts=(REFUSED,)), Word.QUEUED, "waits"),

@@ -119,7 +119,7 @@ def _refuse_too_many(desk: Desk, names: Sequence[str], most: int) -> None:
 
 def _already(desk: Desk, name: str) -> str:
     entry = desk.find(name)
-    return "" if entry is None else f" (it is already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
+    return "" if entry is None else f" (excluded already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
 
 
 def _queue_lines(changes: Sequence[QueueChange]) -> list[str]:

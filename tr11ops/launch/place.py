@@ -99,9 +99,7 @@ def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check
     if switch.is_set:
         by = f" by {switch.who}" if switch.who else ""
         why = f" ({switch.why})" if switch.why else ""
-        yield refused(
-            "kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 kill --release`"
-        )
+        yield refused("kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 resume`")
     elif not switch.other_run:
         yield ok("kill switch", "not set")
     if facts.pause is not None:

@@ -94,7 +94,7 @@ def test_exclude_is_previewed_then_done_and_kept_in_history(nodes, bench: LocalB
     [entry] = read_version(run_directory(bench).exclusions).exclusions
     assert entry.why == "Xid 79" and entry.evidence == ("seen twice",)
     assert abs(entry.until - time.time() - 7 * 86400) < 600
-    assert "it is already, by" in nodes("exclude", THREE, "--dry-run").err
+    assert "excluded already, by" in nodes("exclude", THREE, "--dry-run").err
     [event] = nodes("history", "--json").json["events"]
     assert (event["kind"], event["node"], event["why"]) == ("node-excluded", THREE, "Xid 79")
     assert nodes("history", ONE, "--json").json["events"] == []

@@ -178,7 +178,7 @@ FILES: list[tuple[Callable[[Bench], object], int, str]] = [
     (lambda bench: (bench.folder / "data/tokenizer/tokenizer.json").write_text("{}"), 1, "is not a tokenizer"),
     (lambda bench: setattr(bench, "overrides", ["tokenizer.padded_vocabulary_size=64"]), 2,
      "tokenizer.padded_vocabulary_size: 64 is below the tokenizer's 100 tokens; use 100 or more"),
-    (set_switch, 1, "kill-switch is set by someone (new data); release it with `tr11 kill --release`"),
+    (set_switch, 1, "kill-switch is set by someone (new data); release it with `tr11 resume`"),
     (foreign_switch, 2, "run.kill_switch: "),
     (claimed_switch, 2, "shared-switch belongs to another run, "),
     (file_for_directory, 1, "run.directory: "),
