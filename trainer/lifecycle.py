@@ -91,7 +91,6 @@ class SignalFlag:
 
 
 KILL_SWITCH, SIGNAL, DURATION = range(3)
-NO_SIGNS = (0, 0, 0)
 
 
 def look(limits: Limits, flag: SignalFlag, stop_request: Path, now: float) -> tuple[int, int, int]:

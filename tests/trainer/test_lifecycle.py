@@ -13,7 +13,6 @@ import pytest
 
 from trainer.contract import Heartbeat, RunPaths
 from trainer.lifecycle import (
-    NO_SIGNS,
     Attempt,
     HeartbeatWriter,
     Limits,
@@ -25,6 +24,8 @@ from trainer.lifecycle import (
     write_end_marker,
     write_failure,
 )
+
+NO_SIGNS = (0, 0, 0)
 
 
 def limits(tmp_path: Path, minutes: float | None = None, interval: int | None = None) -> Limits:

@@ -21,7 +21,8 @@ from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Stop, de
 from tr11ops.agent.remedy import Attempt, Remedy, forbidding_verdict, running_beside, switch_of
 from tr11ops.agent.srun import parse_lines
 from tr11ops.agent.step import Launch, LaunchEnd, LineTee, StopFlag, Watch, run_launch
-from tr11ops.agent.traces import read_failures, read_marker, read_reports, read_standing
+from tr11ops.agent.traces import read_failures, read_reports, read_standing
+from tr11ops.agent.verdict import read_marker
 from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cluster.hostlist import compress
 from trainer.contract import STOP_REQUEST_FILE, EndMarker, host_name, write_json

@@ -13,11 +13,11 @@ from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.evidence import read_exclusions
+from tr11ops.launch.margins import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown
 
-SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal may come a minute earlier than asked for
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
 DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})

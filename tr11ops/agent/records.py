@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_HELD, EXIT_REFUSED, EndMarker, read_json, write_json
+from trainer.contract import EXIT_ERROR, EXIT_HELD, EndMarker, read_json, write_json
+from trainer.lifecycle import exit_code
 
 VERDICT_FILE = "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
@@ -101,9 +102,13 @@ class AttemptVerdict:
 
 def of_marker(marker: EndMarker) -> AttemptVerdict:
     """The verdict that is the trainer's own word: a failing launcher after a clean end changes nothing."""
-    status = {"error": EXIT_ERROR, "refused": EXIT_REFUSED, "superseded": EXIT_REFUSED}.get(marker.reason, EXIT_FINE)
     return AttemptVerdict(
-        marker.reason, marker.iteration, marker.checkpoint_step, status, marker.message, restart=marker.restart
+        marker.reason,
+        marker.iteration,
+        marker.checkpoint_step,
+        exit_code(marker.reason),
+        marker.message,
+        restart=marker.restart,
     )
 
 

@@ -266,6 +266,6 @@ def running_beside(attempt: Attempt, scheduler: Scheduler) -> Beside | None:
 
 def switch_of(directory: RunDirectory) -> str:
     """What stops everything of this run that waits: "kill-switch", "pause", or ""."""
-    if os.path.lexists(directory.kill_switch):
+    if directory.kill_switch_is_set():
         return "kill-switch"
     return "pause" if os.path.lexists(directory.paths.pause) else ""

@@ -1,4 +1,4 @@
-"""Reads what a launch left in the attempt's folder: failures, node agents' records, end marker, and how far it came."""
+"""Reads what a launch left in the attempt's folder: failures, node agents' records, and how far it came."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from tr11ops.agent.attribution import Failure, NodeReport
 from tr11ops.evidence import read_steps
 from tr11ops.snapshot import Unknown
-from trainer.contract import END_MARKER_FILE, EndMarker, RunPaths, read_latest
+from trainer.contract import RunPaths
+from trainer.leaving import newest_step
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,7 @@ def read_standing(paths: RunPaths) -> Standing:
     """The standing now; None for what cannot be read."""
     steps = read_steps(paths)
     logged = None if isinstance(steps, Unknown) or not steps else max(step.record.iteration for step in steps)
-    try:
-        latest = read_latest(paths.checkpoints)
-    except (OSError, ValueError):
-        latest = None
-    return Standing(logged, latest)
+    return Standing(logged, newest_step(paths))
 
 
 def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
@@ -68,12 +65,6 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
         )
         found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad))
     return tuple(found)
-
-
-def read_marker(attempt: Path, launch: int) -> EndMarker | None:
-    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
-    marker = EndMarker.read(attempt / END_MARKER_FILE)
-    return marker if marker is not None and marker.launch == launch else None
 
 
 def _objects(folder: Path) -> Iterator[dict[str, Any]]:

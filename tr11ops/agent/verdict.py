@@ -10,13 +10,18 @@ from pathlib import Path
 from trainer.contract import END_MARKER_FILE, EndMarker, write_json
 
 
+def read_marker(attempt: Path, launch: int) -> EndMarker | None:
+    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
+    marker = EndMarker.read(attempt / END_MARKER_FILE)
+    return marker if marker is not None and marker.launch == launch else None
+
+
 def trainer_is_done(attempt: Path, launch: int) -> bool:
     """Has the trainer of this launch left its end marker?"""
     try:
-        marker = EndMarker.read(attempt / END_MARKER_FILE)
+        return read_marker(attempt, launch) is not None
     except (ValueError, OSError):
         return False
-    return marker is not None and marker.launch == launch
 
 
 @dataclass(frozen=True)

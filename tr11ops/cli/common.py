@@ -31,6 +31,7 @@ SchedulerOption = Annotated[
         "--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one."
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 
 

@@ -18,13 +18,14 @@ from tr11ops.cli.common import (
     Refusal,
     RunOption,
     SetOption,
+    YesOption,
     agree,
     card_path,
     directory_of,
     open_scheduler,
     say,
 )
-from tr11ops.cli.stopping import DryRunOption, YesOption
+from tr11ops.cli.stopping import DryRunOption
 
 if TYPE_CHECKING:
     from tr11ops.drill import PhaseResult

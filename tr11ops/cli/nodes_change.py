@@ -13,6 +13,7 @@ from tr11ops.cli.common import (
     RunOption,
     SchedulerOption,
     SetOption,
+    YesOption,
     agree,
     say,
 )
@@ -22,7 +23,6 @@ from tr11ops.cli.nodes_view import (
     DryOption,
     ReasonOption,
     ReportOption,
-    YesOption,
     apply_to_queue,
     open_desk,
     plain_text,

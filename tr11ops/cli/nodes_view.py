@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")]
 ReportOption = Annotated[

@@ -6,12 +6,11 @@ import json
 
 import typer
 
-from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, agree, say
+from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, YesOption, agree, say
 from tr11ops.cli.stopping import (
     DryRunOption,
     ReasonOption,
     Scene,
-    YesOption,
     hold_queued,
     queued_lines,
     record,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, agree, say
-from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, YesOption, record, scene, standing_lines
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, record, scene, standing_lines
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tr11ops.stop import StopView
 
 POLL_SECONDS = 1.0
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
 ]

@@ -36,10 +36,6 @@ class NodeProcess:
     rank: int | None
     title: tuple[str, str] | None = None
 
-    @property
-    def is_step_daemon(self) -> bool:
-        return self.record.role == "slurmstepd"
-
 
 @dataclass(frozen=True)
 class NodeContents:
