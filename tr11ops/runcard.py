@@ -11,16 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
 from tr11ops.runcard_sections import (
-    AlertsSection,
     BackupSection,
     HubSection,
     RehearsalSection,
     ResilienceSection,
     SlurmSection,
 )
+from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
 from trainer.config_rules import cross_problems
@@ -31,11 +33,14 @@ __all__ = [
     "ArraySpec",
     "BackupSection",
     "CardError",
+    "CronSection",
+    "FilesystemSection",
     "HubSection",
     "RehearsalSection",
     "ResilienceSection",
     "RunCard",
     "SlurmSection",
+    "WatchSection",
     "card_from_resolved",
     "find_card",
     "load_card",
@@ -67,6 +72,8 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("hub", "credentials_file"),
         ("backup", "store"),
         ("alerts", "urls_file"),
+        ("alerts", "dead_man_url_file"),
+        ("filesystems", "path"),
     }
 )
 
@@ -79,6 +86,9 @@ class RunCard(TrainerConfig):
     hub: HubSection = HubSection()
     backup: BackupSection = BackupSection()
     alerts: AlertsSection = AlertsSection()
+    watch: WatchSection = WatchSection()
+    cron: CronSection = CronSection()
+    filesystems: list[FilesystemSection] = Field(default=[])
     rehearsal: RehearsalSection | None = None
 
     @property

@@ -47,7 +47,7 @@ def _section(name: str, entry: FieldInfo) -> list[str]:
     assert schema is not None, f"{name} is not a section"
     text = (schema.__doc__ or "").partition(": ")[2].strip()
     lines = [
-        f"## [{name}]",
+        f"## [[{name}]]" if get_origin(entry.annotation) is list else f"## [{name}]",
         "",
         text[:1].upper() + text[1:],
         "",

@@ -222,7 +222,7 @@ def make_absolute(
     """Paths at `path_keys` (or in a list there) and in data groups made absolute from `directory`; `~/` is $HOME."""
 
     def change(key: Key, value: Any) -> Any:
-        plain = key[:-1] if key and isinstance(key[-1], int) else key
+        plain = tuple(part for part in key if not isinstance(part, int))
         if isinstance(value, str) and plain in GROUP_KEYS:
             return _absolute_group(value, directory)
         if not isinstance(value, str) or not value or plain not in path_keys:

@@ -96,18 +96,6 @@ class BackupSection(Section):
     weights_interval: int = Field(default=3000, gt=0, le=10**9, description="steps whose weights go to the url")
 
 
-class AlertsSection(Section):
-    """[alerts]: who hears of trouble. Delivery URLs hold secrets, so they are in a file of their own."""
-
-    recipients: list[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")]] = Field(
-        default=[], description="mail addresses"
-    )
-    sender: str | None = Field(default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="mail address")
-    smtp_host: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,255}$", description="mail server")
-    urls_file: str | None = Field(default=None, description="file with one delivery URL a line; readable by you alone")
-    interval_minutes: int = Field(default=60, gt=0, le=1440, description="between two looks at the run")
-
-
 class ResilienceSection(Section):
     """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
 

@@ -28,7 +28,7 @@ from trainer.config import CardError, load_trainer_config
 SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
 DEMO = shipped_folder() / "demo.toml"
 MAIN = shipped_folder() / "tr11-176B-ml.toml"
-SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "SCRATCH", "STORE")}
+SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
 
 
 def fault(*overrides: str, path: Path = SMALL) -> str:
@@ -166,7 +166,7 @@ def test_undefined_variables_are_named_once_each() -> None:
     with pytest.raises(CardError) as caught:
         load_card(MAIN, [], {})
     lines = str(caught.value).splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "run.directory" in lines[0] and "$six_ALL_CCFRSCRATCH is not defined" in lines[0]
     assert load_card(MAIN, [], {}, keep_undefined=True).run.directory.endswith("checkpoints/tr11-176B-ml")
 

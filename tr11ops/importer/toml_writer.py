@@ -19,6 +19,9 @@ def write_card(tables: Mapping[str, Any], remarks: Mapping[str, str], head: Sequ
     lines = [_comment(line) for line in head]
     for section, table in _ordered(tables, list(RunCard.model_fields)):
         schema = _schema_of(RunCard, section)
+        if isinstance(table, list):
+            lines += _tables(section, table)
+            continue
         inner = {name: item for name, item in table.items() if _is_free_table(schema, name, item)}
         lines += ["", f"[{_key(section)}]"]
         for name, value in _ordered(table, list(schema.model_fields) if schema else []):
@@ -29,6 +32,14 @@ def write_card(tables: Mapping[str, Any], remarks: Mapping[str, str], head: Sequ
             for key, value in item.items():
                 lines += _entry(key, value, _remark(f"{section}.{name}.{key}", value, remarks))
     return "\n".join(lines) + "\n"
+
+
+def _tables(section: str, tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A section of which there may be several."""
+    for table in tables:
+        yield from ["", f"[[{_key(section)}]]"]
+        for name, value in table.items():
+            yield from _entry(name, value, "")
 
 
 def _schema_of(schema: type[BaseModel], name: str) -> type[BaseModel] | None:

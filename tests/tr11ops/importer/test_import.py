@@ -22,7 +22,7 @@ from trainer.config import CardError
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.slurm"))
-SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "SCRATCH", "STORE")}
+SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
 
 
 def imported(name: str, *overrides: str) -> Imported:
@@ -54,7 +54,7 @@ DIFFERENT = {
     "data.train_groups_file", "data.valid_groups_file", "data.prefixes", "data.weights", "data.split",
     "data.implementation", "model.require_fused_attention", "logging.tensorboard_timers",
 }  # fmt: skip
-OPERATION = {"hub", "backup", "alerts"}
+OPERATION = {"hub", "backup", "alerts", "watch", "cron", "filesystems"}
 
 
 def leaves(value: Any, key: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tr11ops.launch.rehearse import as_options, card_text, differences, is_rehearsal_card, rehearsal_overrides
 from tr11ops.runcard import RunCard, load_card, shipped_cards, shipped_folder
 
-VARIABLES = {f"six_ALL_CCFR{name}": f"/{name}/a$b" for name in ("SCRATCH", "WORK", "STORE")}
+VARIABLES = {f"six_ALL_CCFR{name}": f"/{name}/a$b" for name in ("SCRATCH", "WORK", "WORKSF", "STORE")}
 
 
 def rehearsal(name: str) -> tuple[RunCard, RunCard]:
