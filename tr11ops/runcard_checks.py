@@ -22,7 +22,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def operation_problems(card: RunCard) -> list[Problem]:
     """Everything that refuses the card beyond `trainer.config_rules.cross_problems`. Empty when all holds."""
-    problems = _worker_problems(card) + _environment_problems(card)
+    problems = _worker_problems(card) + _environment_problems(card) + _alert_problems(card)
     try:
         limit = parse_time_limit(card.slurm.time_limit)
     except ValueError as error:
@@ -86,4 +86,22 @@ def _environment_problems(card: RunCard) -> list[Problem]:
         elif _SECRET_NAME.search(name):
             rule = "looks like a secret, and the card is copied into the run directory"
             problems.append(Problem(key, None, rule, "keep it in a file that only you can read"))
+    return problems
+
+
+def _alert_problems(card: RunCard) -> list[Problem]:
+    """Times of day and turns that no calendar knows: found out at the launch, not when an alert is due."""
+    from datetime import date
+    from zoneinfo import ZoneInfo
+
+    problems, zone, start = [], card.alerts.time_zone, card.alerts.rota_start
+    try:
+        ZoneInfo(zone)
+    except (OSError, ValueError, KeyError):
+        fix = 'use a name like "Europe/Paris" or "UTC"'
+        problems.append(Problem("alerts.time_zone", zone, "is not a time zone that this machine knows", fix))
+    try:
+        date.fromisoformat(start or "1970-01-01")
+    except ValueError:
+        problems.append(Problem("alerts.rota_start", start, "is not a day of the calendar", "use YYYY-MM-DD"))
     return problems

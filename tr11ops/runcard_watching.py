@@ -17,9 +17,11 @@ Percent = Annotated[float, Field(gt=0, le=100)]
 class AlertsSection(Section):
     """[alerts]: who hears of trouble, and when. Delivery URLs hold secrets, so they are in files of their own."""
 
-    recipients: list[MailAddress] = Field(default=[], description="mail addresses that get every alert")
+    recipients: list[MailAddress] = Field(
+        default=[], description="mail addresses that get alerts; with a rota, what nobody on it has acknowledged"
+    )
     rota: list[MailAddress] = Field(
-        default=[], description="people on call, in turn; who is on duty gets the alerts before the others do"
+        default=[], description="people on call, in turn; alerts go to who is on duty, then to the next"
     )
     rota_days: float = Field(default=7, gt=0, le=366, description="how long each one of the rota is on duty")
     rota_start: str | None = Field(

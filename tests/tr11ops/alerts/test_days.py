@@ -1,0 +1,247 @@
+"""Days of a repeated fault on a fake clock, through a real mail server: exactly the mails of the table, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.tr11ops.alerts.office import (
+    ANA,
+    BEN,
+    CLEO,
+    CRITICAL,
+    DAY,
+    HOUR,
+    INFO,
+    LIST,
+    MINUTE,
+    NOON,
+    WARNING,
+    Mailbox,
+    Office,
+    at,
+    finding,
+    run_days,
+)
+from tr11ops.alerts.changes import acknowledge, snooze
+from tr11ops.alerts.people import PersonalChange, change_alerts
+
+ROTA = (f'rota=["{ANA}","{BEN}","{CLEO}"]', f'recipients=["{LIST}"]', 'rota_start="2022-05-02"')
+EVERYBODY = (ANA, BEN, CLEO, LIST)
+
+Make = Callable[..., Office]
+
+
+def do(office: Office, now: float, made: tuple[object, str], who: str = "ana", why: str = "") -> None:
+    """One person's change of the one open alert."""
+    name = office.book.open_alerts[0].fingerprint
+    change_alerts(office.directory, office.card, [PersonalChange(name, *made, who, why)], now)  # type: ignore[arg-type]
+
+
+def test_a_day_of_a_critical_fault_that_nobody_takes(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    log = run_days(desk, mailbox, NOON, 26, lambda now: [finding()], "UTC")
+    subject = "[CRITICAL] small: stalled it is"
+    assert log == [
+        ("02 12:00", (ANA,), subject),  # on duty
+        ("02 13:00", EVERYBODY, subject),  # an hourly watchdog finds both steps of the escalation due
+        ("03 13:00", EVERYBODY, subject),  # a day after the last
+    ]
+
+
+def test_escalation_by_the_minute_and_acknowledgement(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, "escalate_minutes=[30,60,90]")
+    told = []
+    for minute in range(0, 130, 10):
+        desk.look(NOON + minute * MINUTE, finding())
+        told += [(minute, to) for to in mailbox.told()[len(told) :]]
+    assert told == [(0, (ANA,)), (30, (BEN,)), (60, (CLEO,)), (90, EVERYBODY)]
+    assert "Nobody has acknowledged this for 30 min" in body(mailbox, 1)
+    assert "ben@example.org" in body(mailbox, 2).split("Told before:")[1]
+
+
+def test_an_acknowledgement_stops_it_for_a_day(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding())
+    do(desk, NOON + 10 * MINUTE, acknowledge("ana", "on it"))
+    log = run_days(desk, mailbox, NOON + HOUR, 48, lambda now: [finding()], "UTC")
+    assert [(when, to) for when, to, _ in log] == [
+        ("03 13:00", (ANA,)),  # the acknowledgement is a day old, and it still stands: said once again,
+        ("03 14:00", EVERYBODY),  # and as nobody takes it, escalated as at first
+    ]
+    assert [entry.who for entry in desk.journal("alert-acknowledged")] == ["ana"]
+    assert len(desk.journal("alert-acknowledgement-expired")) == 1
+
+
+def test_a_day_of_a_warning_with_quiet_hours(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, 'quiet_hours="22:00-07:00"', 'time_zone="Europe/Paris"')
+    begin = at("2022-05-02 23:00", "Europe/Paris")
+    warning = finding("disk-full", WARNING, "SCRATCH")
+
+    def sees(now: float) -> list[object]:
+        return [warning] if now < begin + 34 * HOUR else []
+
+    log = run_days(desk, mailbox, begin, 60, sees, "Europe/Paris")
+    assert log == [
+        ("03 07:00", (ANA,), "[WARNING] small: disk-full it is"),  # held back until the quiet hours ended
+        ("04 07:00", (ANA,), "[WARNING] small: disk-full it is"),
+        ("04 10:00", (ANA,), "[OK] small: over: disk-full it is"),  # two looks without it: 9:00 and 10:00
+    ]
+
+
+def test_what_comes_and_goes_in_the_quiet_hours_is_never_said(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
+    begin = at("2022-05-02 23:00")
+    log = run_days(
+        desk, mailbox, begin, 20, lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [], "UTC"
+    )
+    assert log == []
+    assert desk.book.incidents()[0].resolved is not None
+
+
+def test_critical_does_not_wait_for_the_morning_and_its_all_clear_does_not_either(
+    office: Make, mailbox: Mailbox
+) -> None:
+    desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
+    begin = at("2022-05-02 23:00")
+    log = run_days(desk, mailbox, begin, 12, lambda now: [finding()] if now < begin + HOUR else [], "UTC")
+    assert [(when, to, subject[:4]) for when, to, subject in log] == [
+        ("02 23:00", (ANA,), "[CRI"),
+        ("03 01:00", (ANA,), "[OK]"),
+    ]
+
+
+def test_an_all_clear_of_a_warning_waits_for_the_morning(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
+    begin = at("2022-05-02 21:00")
+    log = run_days(
+        desk, mailbox, begin, 14, lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [], "UTC"
+    )
+    assert [(when, subject[:4]) for when, _, subject in log] == [("02 21:00", "[WAR"), ("03 07:00", "[OK]")]
+
+
+def test_info_is_in_the_digest_alone(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, 'digest_time="08:00"')
+    log = run_days(desk, mailbox, NOON, 24, lambda now: [finding("namesake", INFO)], "UTC")
+    assert [(when, to, subject) for when, to, subject in log] == [
+        ("03 08:00", (LIST, ANA), "[DIGEST] small: 1 open alert")
+    ]
+    assert "namesake it is" in body(mailbox, 0)
+
+
+def test_a_fault_that_becomes_worse_is_said_again_whoever_had_it(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding("disk-full", WARNING, "SCRATCH"))
+    do(desk, NOON + MINUTE, acknowledge("ana"))
+    do(desk, NOON + MINUTE, snooze("ana", 5 * HOUR))
+    desk.look(NOON + 10 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
+    assert mailbox.subjects == ["[WARNING] small: disk-full it is", "[CRITICAL] small: disk-full it is"]
+    assert "has become worse" in body(mailbox, 1)
+    desk.look(NOON + 20 * MINUTE, finding("disk-full", WARNING, "SCRATCH"))  # a little better: nobody need hear
+    desk.look(NOON + 30 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
+    assert len(mailbox.mails) == 2
+
+
+def test_a_snooze_ends_with_a_word(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding())
+    do(desk, NOON + MINUTE, snooze("ana", 3 * HOUR))
+    log = run_days(desk, mailbox, NOON + HOUR, 4, lambda now: [finding()], "UTC")
+    assert [(when, to) for when, to, _ in log] == [("02 16:00", (ANA,))]
+
+
+def test_flapping_is_one_incident_and_does_not_mail_within_the_hour(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, "resolve_after=1")
+    log = []
+    for minute in range(0, 240, 10):  # seen in one look, gone in the next, for four hours
+        before = len(mailbox.mails)
+        desk.look(NOON + minute * MINUTE, *([finding()] if minute % 20 == 0 else []))
+        log += [(minute, subject[:4]) for subject in mailbox.subjects[before:]]
+    assert log == [(0, "[CRI"), (10, "[OK]"), (80, "[CRI"), (90, "[OK]"), (160, "[CRI"), (170, "[OK]")]
+    assert len(desk.book.incidents()) == 1
+    assert "has come back" in body(mailbox, 2)
+    assert len({str(mail["In-Reply-To"]) for _, mail in mailbox.mails[1:]}) == 1  # one thread
+
+
+def test_a_fault_that_comes_back_later_is_a_new_incident(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, "resolve_after=1")
+    for now, seen in ((0, True), (1, False), (3, True), (4, False)):
+        desk.look(NOON + now * HOUR, *([finding()] if seen else []))
+    assert [subject[:4] for subject in mailbox.subjects] == ["[CRI", "[OK]", "[CRI", "[OK]"]
+    assert len(desk.book.incidents()) == 2
+    assert mailbox.mails[2][1]["In-Reply-To"] is None
+
+
+def test_the_same_fault_in_the_next_job_is_the_same_incident_and_another_node_is_not(
+    office: Make, mailbox: Mailbox
+) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding(subject="1000_7"), finding("slow-node", WARNING, "n07"))
+    desk.look(NOON + MINUTE, finding(subject="1000_8"), finding("slow-node", WARNING, "n07"))
+    assert len(mailbox.mails) == 2
+    desk.look(NOON + 2 * MINUTE, finding(subject="1000_8"), finding("slow-node", WARNING, "n08"))
+    assert len(mailbox.mails) == 3
+
+
+def test_unknown_never_clears(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, "escalate_minutes=[]", "repeat_hours=8000")
+    desk.look(NOON, finding())
+    for hour in range(1, 30):
+        if hour % 2:
+            desk.look(NOON + hour * HOUR, blind={"stalled"})
+        else:
+            desk.look(NOON + hour * HOUR, observed=False)
+    assert len(mailbox.mails) == 1
+    assert desk.book.open_alerts[0].clear_looks == 0
+    desk.look(NOON + 30 * HOUR)
+    desk.look(NOON + 31 * HOUR, blind={"stalled"})
+    assert len(mailbox.mails) == 1
+    desk.look(NOON + 32 * HOUR)
+    assert mailbox.subjects[1].startswith("[OK]")
+
+
+@pytest.mark.parametrize(
+    ("begin", "length_of_the_odd_day"),
+    [("2022-03-24 00:00", 23), ("2022-10-27 00:00", 25)],  # the last Sunday is on the fourth day
+)
+def test_a_week_with_a_change_of_clocks_has_seven_digests(
+    office: Make, mailbox: Mailbox, begin: str, length_of_the_odd_day: int
+) -> None:
+    """At 02:30, the worst time: in spring the clock skips it, in autumn it comes twice."""
+    zone = "Europe/Paris"
+    desk = office(f'recipients=["{LIST}"]', 'digest_time="02:30"', f'time_zone="{zone}"')
+    start = at(begin, zone)
+    hours = 6 * 24 + length_of_the_odd_day
+    times = []
+    for quarter in range(hours * 4):
+        now = start + quarter * 15 * MINUTE
+        before = len(mailbox.mails)
+        if quarter % 16 == 0 or 8 <= quarter % 96 <= 15:  # every quarter of an hour round the time, else now and then
+            desk.look(now)
+        times += [now] * (len(mailbox.mails) - before)
+    assert set(mailbox.subjects) == {"[DIGEST] small: nothing to report"}
+    assert len(times) == 7
+    days = [int((now - start) // DAY) for now in times]
+    assert len(set(days)) == 7
+
+
+def test_a_digest_after_days_of_nobody_looking_comes_once(office: Make, mailbox: Mailbox) -> None:
+    desk = office(f'recipients=["{LIST}"]', 'digest_time="08:00"')
+    for now in (NOON, NOON + 4 * DAY, NOON + 4 * DAY + HOUR, NOON + 3 * DAY, NOON + 4 * DAY + 21 * HOUR):
+        desk.look(now)  # the fourth: a clock that was set back
+    assert mailbox.subjects == ["[DIGEST] small: nothing to report"] * 2
+
+
+def test_the_rota_turns_at_midnight_of_its_zone(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, 'time_zone="Europe/Paris"', "resolve_after=1")
+    turn = at("2022-05-09 00:00", "Europe/Paris")
+    desk.look(turn - 1, finding("slow-node", WARNING, "n01"))
+    desk.look(turn, finding("slow-node", WARNING, "n02"))
+    assert mailbox.told() == [(ANA,), (BEN,), (ANA,)]  # the last is the all-clear of n01: to those who knew of it
+    desk.look(turn + 14 * DAY, finding("slow-node", WARNING, "n03"))
+    assert sorted(mailbox.told()[3:]) == [(ANA,), (BEN,)]  # three turns later it is Ana again; Ben's n02 is over
+
+
+def body(mailbox: Mailbox, number: int) -> str:
+    return str(mailbox.mails[number][1].get_content())

@@ -1,0 +1,252 @@
+"""`tr11 alerts`: list, ack, snooze, assign, resolve, test, digest, rota, and every refusal; through a real mail server."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailbox, Server, finding
+from tests.tr11ops.cli.local_bench import Answer, LocalBench
+from tests.tr11ops.cli.test_launch_cli import run_directory
+from tr11ops.alerts.service import process
+from tr11ops.detect.finding import Finding
+from tr11ops.journal import read_journal
+from tr11ops.runcard import load_card
+
+Type = Callable[..., Answer]
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def server(mailbox: Mailbox) -> Iterator[Server]:
+    running = Server(mailbox)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop(no_assert=True)
+
+
+@pytest.fixture
+def settings(server: Server) -> list[str]:
+    lines = (
+        'smtp_host="127.0.0.1"', f"smtp_port={server.port}", 'sender="bot@example.org"', f'recipients=["{ANA}"]',
+        f'rota=["{ANA}","{BEN}"]', 'rota_start="2999-01-01"', 'time_zone="Europe/Paris"',
+    )  # fmt: skip
+    return [word for line in lines for word in ("--set", f"alerts.{line}")]
+
+
+@pytest.fixture
+def alerts(bench: LocalBench, settings: list[str]) -> Type:
+    """Types `tr11 alerts ...` for a run that has a directory."""
+    run_directory(bench).root.mkdir()
+
+    def type_in(command: str, *words: str) -> Answer:
+        return bench.tr11("alerts", command, *words, "--run", str(bench.card), *settings)
+
+    return type_in
+
+
+@pytest.fixture
+def look(bench: LocalBench, settings: list[str]) -> Callable[..., None]:
+    """The watchdog looks: by default now, and finds what it is given."""
+
+    def do(*findings: Finding, ago: float = 0.0) -> None:
+        card = load_card(bench.card, settings[1::2], {})
+        process(run_directory(bench), card, findings, frozenset(), True, time.time() - ago, typed="tr11.toml")
+
+    return do
+
+
+TWO = (finding("stalled", CRITICAL, title="it stands \x1b[2J still"), finding("slow-node", WARNING, "n01"))
+
+
+def names(alerts: Type) -> dict[str, str]:
+    return {alert["detector"]: alert["fingerprint"] for alert in alerts("list", "--json").json["alerts"]}
+
+
+def test_list_is_empty_before_anything_was_seen(alerts: Type) -> None:
+    answer = alerts("list")
+    assert (answer.code, answer.out, answer.err) == (0, "", "no alert is open\n")
+    assert alerts("list", "--json").json == {
+        "schema": 1, "alerts": [], "over": [], "waiting": {"count": 0, "since": None},
+    }  # fmt: skip
+
+
+def test_list_shows_who_has_what(alerts: Type, look: Callable[..., None]) -> None:
+    look(*TWO, ago=2 * HOUR)
+    found = names(alerts)
+    alerts("ack", found["stalled"][:4], "--reason", "on it")
+    alerts("assign", found["slow-node"], "cleo")
+    lines = alerts("list").out.splitlines()
+    assert lines[0].split() == ["SEVERITY", "ALERT", "SINCE", "WHO", "WHAT"]
+    assert f"ack {getpass.getuser()}" in lines[1]
+    assert lines[1].startswith("CRITICAL")
+    assert "2 h 0 min" in lines[1]
+    assert "\x1b" not in lines[1]
+    assert "cleo" in lines[2]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_list_all_shows_what_is_over_and_what_waits(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+    mailbox.data_answers = ["451 later"]
+    look(*TWO, ago=3 * HOUR)
+    look(TWO[0], ago=2 * HOUR)
+    look(TWO[0], ago=HOUR)
+    answer = alerts("list", "--all")
+    assert "over, 2 h 0 min" in answer.out
+    assert alerts("list", "--all", "--json").json["over"][0]["severity"] == "WARNING"
+
+
+def test_ack_is_recorded_with_who_and_why_and_stops_the_mails(
+    alerts: Type, look: Callable[..., None], bench: LocalBench, mailbox: Mailbox
+) -> None:
+    look(*TWO, ago=2 * HOUR)
+    assert len(mailbox.mails) == 2
+    answer = alerts("ack", "--all", "--as", "cleo", "--reason", "night shift")
+    assert answer.code == 0
+    assert len(answer.err.splitlines()) == 2
+    look(*TWO)
+    assert len(mailbox.mails) == 2
+    entries = [
+        entry for entry in read_journal(run_directory(bench).journal).entries if entry.kind == "alert-acknowledged"
+    ]
+    assert [(entry.who, entry.why) for entry in entries] == [(getpass.getuser(), "night shift")] * 2
+    shown = alerts("list", "--json").json["alerts"]
+    assert {alert["acknowledged_by"] for alert in shown} == {f"cleo (typed by {getpass.getuser()})"}
+    assert alerts("ack", "--all").code == 0  # by somebody else, later: allowed, and recorded
+
+
+def test_snooze_and_assign_and_resolve(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+    look(TWO[1], ago=HOUR)
+    name = names(alerts)["slow-node"]
+    assert alerts("snooze", name, "--for", "90m", "--json").json["alerts"][0]["snoozed_until"] > time.time() + 5000
+    assert alerts("assign", name, BEN).code == 0
+    assert mailbox.told() == [(ANA,), (BEN,)]
+    assert "This is now yours" in mailbox.mails[1][1].get_content()
+    answer = alerts("resolve", name, "--reason", "false alarm")
+    assert (answer.code, answer.err) == (0, f"resolved: {name} slow-node it is\n")
+    assert mailbox.told()[2:] == [(ANA, BEN)]
+    assert mailbox.subjects[2].startswith("[OK]")
+    assert alerts("list").err == "no alert is open\n"
+
+
+@pytest.mark.parametrize("command", [("ack",), ("snooze",), ("resolve", "--reason", "x")])
+def test_dry_run_changes_nothing(alerts: Type, look: Callable[..., None], command: tuple[str, ...]) -> None:
+    look(*TWO)
+    before = alerts("list", "--json").json
+    answer = alerts(command[0], "--all", "--dry-run", *command[1:])
+    assert answer.code == 0
+    assert "would be" in answer.err
+    assert "nothing was changed" in answer.err
+    assert alerts("list", "--json").json == before
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("ack",), "FP...: name alerts, or give --all, not both; see: tr11 alerts list"),
+        (("ack", "abc", "--all"), "FP...: name alerts, or give --all, not both"),
+        (("ack", "zzzz"), "FP: 'zzzz' is not an open alert"),
+        (("ack", "z"), "FP: 'z' is too short for a fingerprint"),
+        (("snooze", "abcd", "--for", "soon"), "--for 'soon' is not a length of time; use 30m, 2h or 1d"),
+        (("resolve", "abcd"), "--reason is needed"),
+        (("assign", "abcd", " "), "WHO: is empty"),
+        (("digest", "--again"), "--again goes with --send"),
+    ],
+)
+def test_refusals_are_one_line(alerts: Type, look: Callable[..., None], words: tuple[str, ...], line: str) -> None:
+    look(*TWO)
+    answer = alerts(words[0], *words[1:])
+    assert answer.code == 2
+    assert answer.err.startswith(f"tr11: {line}")
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_one_wrong_fingerprint_changes_nothing(alerts: Type, look: Callable[..., None]) -> None:
+    look(*TWO)
+    answer = alerts("ack", names(alerts)["stalled"], "zzzz")
+    assert "nothing was changed" in answer.err
+    assert all(not alert["acknowledged_by"] for alert in alerts("list", "--json").json["alerts"])
+
+
+def test_a_run_that_was_never_launched_and_a_book_that_cannot_be_read(alerts: Type, bench: LocalBench) -> None:
+    folder = run_directory(bench).paths.state / "alerts" / "book.d"
+    folder.mkdir(parents=True)
+    (folder / "00000001.json").write_text("garbage")
+    answer = alerts("list")
+    assert answer.code == 3
+    assert "cannot be read" in answer.err
+    assert json.loads(alerts("list", "--json").out)["error"]["exit_code"] == 3
+    (folder / "00000001.json").unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+    folder.parent.parent.rmdir()
+    run_directory(bench).root.rmdir()
+    answer = alerts("list")
+    assert answer.code == 1
+    assert "nothing was launched from this card" in answer.err
+    assert not run_directory(bench).exists
+
+
+def test_a_test_message_is_sent_for_real_and_refusals_count(alerts: Type, mailbox: Mailbox, bench: LocalBench) -> None:
+    answer = alerts("test")
+    assert answer.code == 0
+    assert mailbox.told() == [(ANA,), (BEN,)]
+    assert [line.split() for line in answer.out.splitlines()] == [
+        ["ROUTE", "TO", "RESULT"], ["mail", ANA, "taken"], ["mail", BEN, "taken"],
+    ]  # fmt: skip
+    mailbox.recipient_answers = {"x@example.org": "550 no such user"}
+    answer = alerts("test", "--to", "x@example.org", "--json")
+    assert answer.code == 1
+    assert answer.json["results"][0]["trouble"].endswith("the server said 550 no such user")
+    answer = bench.tr11("alerts", "test", "--run", str(bench.card))
+    assert answer.code == 1
+    assert "nobody would be told" in answer.err
+
+
+def test_the_digest_is_shown_and_sent_once(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+    look(*TWO, ago=25 * HOUR)
+    sent = len(mailbox.mails)
+    shown = alerts("digest").out
+    assert "[DIGEST] small: 2 open alerts" in shown
+    assert len(mailbox.mails) == sent
+    assert alerts("digest", "--json").json["subject"] == "[DIGEST] small: 2 open alerts"
+    assert "sent to ana@example.org" in alerts("digest", "--send").err
+    assert "no digest is due" in alerts("digest", "--send").err
+    assert alerts("digest", "--send", "--again", "--json").json["sent"]["to"] == [ANA]
+    assert len(mailbox.mails) == sent + 2
+    look(*TWO)
+    assert sum(subject.startswith("[DIGEST]") for subject in mailbox.subjects) == 2
+
+
+def test_a_digest_for_nobody_and_one_that_cannot_be_made(alerts: Type, bench: LocalBench) -> None:
+    answer = bench.tr11("alerts", "digest", "--send", "--run", str(bench.card))
+    assert (answer.code, answer.err[:15]) == (0, "nobody is told:")
+    folder = run_directory(bench).paths.state / "alerts" / "book.d"
+    for path in [*folder.iterdir(), folder.parent / "book.json"]:
+        path.write_text("garbage")
+    assert alerts("digest").code == 3
+    (folder / "99999999.json").write_text('{"schema": 99}')
+    answer = alerts("digest", "--send")
+    assert answer.code == 3
+    assert "newer tr11" in answer.err
+
+
+def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> None:
+    turns = alerts("rota", "--turns", "3", "--json").json["turns"]
+    assert [turn["who"] for turn in turns] == [ANA, BEN, ANA]
+    assert turns[0]["until"] == turns[1]["from"]
+    lines = alerts("rota").out.splitlines()
+    assert lines[0].split() == ["ON", "DUTY", "UNTIL"]
+    assert lines[1].split() == [ANA, "(now)", "2999-01-08", "00:00", "CET"]
+    assert len(lines) == 5
+    assert bench.tr11("alerts", "rota", "--run", str(bench.card)).err == "the card has no rota: nobody is told\n"

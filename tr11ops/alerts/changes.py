@@ -1,0 +1,106 @@
+"""What people do about alerts: acknowledge, snooze, assign, close. Pure: from a book to the book after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from tr11ops.alerts.book import Alert, Book, event_of
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
+from tr11ops.alerts.wording import clean
+
+Change = Callable[[Alert, float], Alert]
+
+LONGEST_WHO = 100
+LONGEST_WHY = 300
+SHORTEST_PREFIX = 3
+_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw]|min)")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+LONGEST_SNOOZE = 90 * 86_400.0
+
+
+class NoSuchAlert(ValueError):
+    """A fingerprint that names no alert, or several. The text is for the person who typed it."""
+
+
+def resolve_prefix(book: Book, typed: str) -> Alert:
+    """The open alert that a fingerprint, or the beginning of one, names. Raises NoSuchAlert."""
+    shown = clean(typed, 40)
+    found = [alert for alert in book.open_alerts if alert.fingerprint.startswith(typed.lower())]
+    if len(typed) < SHORTEST_PREFIX:
+        raise NoSuchAlert(f"{shown!r} is too short for a fingerprint: type three characters or more of it")
+    if len(found) > 1:
+        names = ", ".join(alert.fingerprint for alert in found[:4])
+        raise NoSuchAlert(f"{shown!r} is the beginning of {len(found)} open alerts ({names}): type more of it")
+    if not found:
+        over = any(alert.fingerprint.startswith(typed.lower()) for alert in book.alerts)
+        raise NoSuchAlert(f"{shown!r} is " + ("over already" if over else "not an open alert; see: tr11 alerts list"))
+    return found[0]
+
+
+def apply(book: Book, fingerprint: str, change: Change, kind: str, who: str, why: str, now: float) -> Book:
+    """The book after one person's change of one alert, with its entry for the journal."""
+    alert = resolve_prefix(book, fingerprint)
+    after = change(alert, now)
+    more = {"until": after.snoozed_until} if kind == SNOOZED else {"owner": after.owner} if kind == ASSIGNED else {}
+    event = event_of(after, kind, clean(who, LONGEST_WHO), clean(why, LONGEST_WHY), now, **more)
+    return book.with_alert(after).with_events((event,))
+
+
+def acknowledge(who: str, why: str = "") -> tuple[Change, str]:
+    """Somebody works on it: no escalation and no repeats for 24 hours. The last one to say so has it."""
+    name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
+
+    def change(alert: Alert, now: float) -> Alert:
+        return replace(
+            alert,
+            acknowledged_by=name,
+            acknowledged_at=now,
+            acknowledged_why=reason,
+            first_acknowledged_by=alert.first_acknowledged_by or name,
+            remind=False,
+        )
+
+    return change, ACKNOWLEDGED
+
+
+def snooze(who: str, seconds: float) -> tuple[Change, str]:
+    """No message about it for so long, unless it becomes worse; then it is said once again."""
+    name = clean(who, LONGEST_WHO)
+
+    def change(alert: Alert, now: float) -> Alert:
+        return replace(alert, snoozed_until=now + seconds, snoozed_by=name, remind=False)
+
+    return change, SNOOZED
+
+
+def assign(owner: str) -> tuple[Change, str]:
+    """Somebody looks after it. A mail address gets it, and all that follows about it."""
+    name = clean(owner, LONGEST_WHO)
+
+    def change(alert: Alert, now: float) -> Alert:
+        return replace(alert, owner=name)
+
+    return change, ASSIGNED
+
+
+def resolve(who: str, why: str) -> tuple[Change, str]:
+    """It is over, a person says. Should the next look see it still, the same incident is open again."""
+    name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
+
+    def change(alert: Alert, now: float) -> Alert:
+        return replace(alert, resolved_at=now, resolved_by=name, resolved_why=reason)
+
+    return change, RESOLVED
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a length of time as people type it: 30m, 2h, 1.5d. Raises ValueError when it is none."""
+    match = _SPAN.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{clean(text, 40)!r} is not a length of time; use 30m, 2h or 1d")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if not 0 < seconds <= LONGEST_SNOOZE:
+        raise ValueError(f"{clean(text, 40)!r} must be above 0 and at most 90d")
+    return seconds

@@ -1,0 +1,182 @@
+"""What a look at the run does to the book: incidents begin, go on, come back and end. Pure; tells nobody anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tr11ops.alerts.book import CLOSED_KEPT, Alert, Book, Event, elapsed, event_of, incident_of
+from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
+from tr11ops.alerts.wording import clean
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.runbooks import page_of
+
+OPENED = "alert-opened"
+ACKNOWLEDGED = "alert-acknowledged"
+ASSIGNED = "alert-assigned"
+SNOOZED = "alert-snoozed"
+RESOLVED = "alert-resolved"
+WATCHDOG = "tr11"  # who does what nobody typed
+
+MOST_EVIDENCE = 12
+LONGEST_EVIDENCE = 240
+LONGEST_TITLE = 160
+RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be asked for by its fingerprint
+
+
+def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float) -> Book:
+    """The book after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it is.
+
+    A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
+    look. One that comes back within an hour of that is the same incident.
+    """
+    seen = _merged(findings)
+    changed: list[Alert] = []
+    over: list[Alert] = []
+    events: list[Event] = []
+    for alert in book.alerts:
+        finding = seen.get(alert.fingerprint)
+        if finding is not None and is_over(alert, now):
+            over.append(alert)
+            continue
+        if finding is not None:
+            after, news = _seen_again(alert, seen.pop(alert.fingerprint), now)
+        elif alert.is_open and alert.detector not in blind:
+            after, news = _not_seen(alert, policy, now)
+        else:
+            after, news = alert, ()
+        after, more = _expired(after, now)
+        changed.append(after)
+        events += [*news, *more]
+    for name, finding in seen.items():
+        alert = _opened(name, finding, now)
+        changed.append(alert)
+        events.append(_opening(alert, now))
+    closed = (*book.closed, *map(incident_of, over))
+    done = replace(book, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind)))
+    return _tidied(done.with_events(events), now)
+
+
+def is_over(alert: Alert, now: float) -> bool:
+    """Whether a fault of this fingerprint would be a new incident: the old one ended an hour ago, and all know it."""
+    if alert.is_open or alert.said is not None:
+        return False
+    return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
+
+
+def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """One finding for each fingerprint: the most severe, with the others' titles and evidence below its own."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(fingerprint(finding.detector, finding.subject), []).append(finding)
+    merged = {}
+    for name, group in groups.items():
+        first = max(group, key=lambda finding: finding.severity)
+        others = [finding for finding in group if finding is not first]
+        lines = [*first.evidence]
+        for other in others:
+            lines += [other.title, *other.evidence]
+        more = f" (and {len(others)} more)" if others else ""
+        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines))
+    return merged
+
+
+def _opened(name: str, finding: Finding, now: float) -> Alert:
+    return Alert(
+        fingerprint=name,
+        detector=finding.detector,
+        subject=clean(finding.subject, LONGEST_TITLE),
+        severity=finding.severity,
+        title=clean(finding.title, LONGEST_TITLE),
+        evidence=_bounded(finding.evidence),
+        fix=clean(finding.fix, 2000),
+        runbook=page_of(finding.detector),
+        began=now,
+        opened=now,
+        last_seen=now,
+    )
+
+
+def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
+    lines = tuple(clean(line, LONGEST_EVIDENCE) for line in evidence)
+    if len(lines) <= MOST_EVIDENCE:
+        return lines
+    return (*lines[: MOST_EVIDENCE - 1], f"... and {len(lines) - MOST_EVIDENCE + 1} lines more")
+
+
+def _opening(alert: Alert, now: float) -> Event:
+    return event_of(alert, OPENED, WATCHDOG, alert.title, now)
+
+
+def _seen_again(alert: Alert, finding: Finding, now: float) -> tuple[Alert, tuple[Event, ...]]:
+    fresh = _opened(alert.fingerprint, finding, now)
+    severity = max(alert.severity, finding.severity)
+    after = replace(
+        alert,
+        subject=fresh.subject,
+        severity=severity,
+        title=fresh.title if finding.severity >= alert.severity else alert.title,
+        evidence=fresh.evidence,
+        fix=fresh.fix,
+        last_seen=now,
+        clear_looks=0,
+    )
+    if severity > alert.severity:  # what somebody took on, or put off, was a lesser thing
+        after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))
+    if alert.is_open:
+        return after, ()
+    after = _unacknowledged(replace(after, resolved_at=None, resolved_by="", resolved_why=""))
+    return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
+
+
+def _not_seen(alert: Alert, policy: Policy, now: float) -> tuple[Alert, tuple[Event, ...]]:
+    looks = alert.clear_looks + 1
+    after = replace(alert, clear_looks=looks)
+    if looks < policy.resolve_after:
+        return after, ()
+    after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=f"not seen in {looks} looks")
+    return after, (event_of(after, RESOLVED, WATCHDOG, after.resolved_why, now),)
+
+
+def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[Event, ...]]:
+    """End what has run out: a snooze, and an acknowledgement of something that still stands. Both call for a word."""
+    if not alert.is_open:
+        return alert, ()
+    events: tuple[Event, ...] = ()
+    if alert.snoozed_until is not None and (now >= alert.snoozed_until or _is_absurd(alert.snoozed_until, now)):
+        alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
+    if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
+        why = f"{alert.acknowledged_by} acknowledged it a day ago, and it still stands"
+        events = (event_of(alert, "alert-acknowledgement-expired", WATCHDOG, why, now),)
+        alert = replace(_unacknowledged(alert), remind=True)
+    return alert, events
+
+
+def _is_absurd(until: float, now: float) -> bool:
+    return until - now > 366 * 86_400.0
+
+
+def _unacknowledged(alert: Alert) -> Alert:
+    return replace(alert, acknowledged_by="", acknowledged_at=None, acknowledged_why="")
+
+
+def _tidied(book: Book, now: float) -> Book:
+    """Keep of old incidents, of which nobody waits for word, no more than a report needs."""
+    old = [
+        alert
+        for alert in book.alerts
+        if alert.resolved_at is not None
+        and alert.said is None
+        and elapsed(alert.resolved_at, now) > RESOLVED_KEPT_SECONDS
+    ]
+    if not old:
+        return book
+    gone = {alert.fingerprint for alert in old}
+    kept = tuple(alert for alert in book.alerts if alert.fingerprint not in gone)
+    return replace(book, alerts=kept, closed=(*book.closed, *map(incident_of, old))[-CLOSED_KEPT:])
+
+
+def is_worth_a_message(alert: Alert) -> bool:
+    """What is INFO is in the daily digest, and nowhere else."""
+    return alert.severity >= Severity.WARNING

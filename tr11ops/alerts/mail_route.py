@@ -1,0 +1,154 @@
+"""Mail over SMTP, as the original sent it: to a relay of the site, without a password.
+
+It is sent with the standard library: a duplicate is recognised, and an incident is one thread, only by Message-ID and
+In-Reply-To, and apprise writes a Message-ID of its own into every mail. (A mail server that wants a password is a
+`mailtos://` line in alerts.urls_file, which apprise serves.)
+"""
+
+from __future__ import annotations
+
+import re
+import smtplib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.errors import MessageError
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+
+from tr11ops.alerts.book import Message
+from tr11ops.alerts.outbox import Entry, Report
+from tr11ops.alerts.wording import clean
+from tr11ops.detect.finding import Severity
+from tr11ops.evidence import cause
+from tr11ops.units import duration
+
+TIMEOUT_SECONDS = 10.0
+LATE_SECONDS = 600.0
+_ADDRESS = re.compile(r"[!#-'*+./0-9=?A-Z^_`a-z{|}~-]+@[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class MailRoute:
+    """One mail server. `known` are the addresses that the card names: others that it refuses are given up.
+
+    `clock` tells how late a mail is.
+    """
+
+    host: str
+    port: int
+    sender: str
+    local: str
+    clock: Callable[[], float]
+    known: Collection[str] = ()
+    timeout: float = TIMEOUT_SECONDS
+    name: str = "mail"
+
+    def send(self, entry: Entry) -> Report:
+        """Send to all who are left. Never raises for what server, network or address do."""
+        to = tuple(address for address in entry.left if address not in entry.done)
+        if not to:
+            return Report(is_over=True)
+        wrong = [address for address in to if not is_address(address)]
+        right = tuple(address for address in to if address not in wrong)
+        refused: dict[str, tuple[int, str]] = dict.fromkeys(wrong, (553, "is not a mail address"))
+        if right:
+            try:
+                server = self._connect()
+            except (OSError, smtplib.SMTPException) as error:
+                return Report(left=to, trouble=self._failure(error), is_unreachable=True)
+            try:
+                refused |= self._send(server, compose(entry.message, self.sender, self.clock()), right)
+            except smtplib.SMTPResponseException as error:
+                refused |= dict.fromkeys(right, (error.smtp_code, _text(error.smtp_error)))
+            except (smtplib.SMTPNotSupportedError, ValueError, MessageError) as error:
+                refused |= dict.fromkeys(right, (554, cause(error)))
+            except (OSError, smtplib.SMTPException) as error:
+                return Report(left=to, trouble=self._failure(error), is_broken=True)
+            finally:
+                server.close()  # without goodbye: nothing that goes wrong once the mail was taken may count
+        return self._report(to, refused)
+
+    def _connect(self) -> smtplib.SMTP:
+        """Raises OSError and SMTPException."""
+        server = smtplib.SMTP(timeout=self.timeout, local_hostname=self.local)
+        try:
+            code, text = server.connect(self.host, self.port)
+            if code != 220:
+                raise smtplib.SMTPConnectError(code, text)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    def _send(self, server: smtplib.SMTP, mail: EmailMessage, to: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+        """Hand it over; returns who was refused. Raises OSError, SMTPException and ValueError."""
+        try:
+            refused = server.send_message(mail, from_addr=self.sender, to_addrs=list(to))
+        except smtplib.SMTPRecipientsRefused as error:
+            refused = {address: error.recipients.get(address, (450, b"was not asked")) for address in to}
+        return {address: (code, _text(words)) for address, (code, words) in refused.items()}
+
+    def _report(self, to: tuple[str, ...], refused: dict[str, tuple[int, str]]) -> Report:
+        gone = tuple(address for address in to if refused.get(address, (0,))[0] >= 500 and address not in self.known)
+        left = tuple(address for address in to if address in refused and address not in gone)
+        words = "; ".join(f"{address}: {self._answer(*refused[address])}" for address in (*left, *gone))
+        return Report(
+            done=tuple(address for address in to if address not in refused),
+            left=left,
+            withdrawn=gone,
+            trouble=clean(words, 400),
+            is_refused=bool(left) and all(refused[address][0] >= 500 for address in left),
+            is_over=not left,
+        )
+
+    def _failure(self, error: Exception) -> str:
+        return clean(f"{self.host}:{self.port}: {cause(error)}", 200)
+
+    def _answer(self, code: int, words: bytes | str) -> str:
+        return clean(f"the server said {code} {_text(words)}", 200)
+
+
+def compose(message: Message, sender: str, now: float) -> EmailMessage:
+    """The mail of a message. Its date is when it was written; one that comes late says so.
+
+    Raises ValueError where a header could not be one.
+    """
+    mail = EmailMessage(policy=SMTP)
+    mail["From"] = Address(addr_spec=sender)
+    mail["To"] = tuple(Address(addr_spec=address) for address in message.to if is_address(address))
+    mail["Subject"] = " ".join(message.subject.split())
+    mail["Date"] = format_datetime(datetime.fromtimestamp(message.time, UTC))
+    mail["Message-ID"] = message.message_id
+    if message.thread:
+        mail["In-Reply-To"] = message.thread
+        mail["References"] = message.thread
+    mail["Auto-Submitted"] = "auto-generated"  # no holiday notes in answer
+    if message.severity is Severity.CRITICAL and message.kind != "cleared":
+        mail["Importance"] = "high"
+    late = now - message.time
+    note = f"(This waited {duration(late)} for the mail server.)\n\n" if late > LATE_SECONDS else ""
+    body = (note + message.body).encode("utf-8", "replace").decode("utf-8")
+    mail.set_content(body, cte="7bit" if _is_simple(body) else "quoted-printable")
+    return mail
+
+
+def _is_simple(body: str) -> bool:
+    return body.isascii() and all(len(line) <= 900 for line in body.split("\n"))
+
+
+def is_address(text: str) -> bool:
+    """Whether a text can stand in a mail's header as one address."""
+    if not text.isascii() or not _ADDRESS.fullmatch(text):
+        return False
+    try:
+        Address(addr_spec=text)
+    except (ValueError, IndexError, MessageError):
+        return False
+    return True
+
+
+def _text(words: bytes | str) -> str:
+    return words.decode("utf-8", "replace") if isinstance(words, bytes) else words

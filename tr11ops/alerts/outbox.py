@@ -1,0 +1,326 @@
+"""Messages on disk: queued before they are sent, moved once a server has taken them.
+
+    state/alerts/outbox/ID-ROUTE.json    waits, with what was tried already
+    state/alerts/sent/ID-ROUTE.json      was taken
+    state/alerts/claims/ID-ROUTE.N       somebody sends it just now
+
+A message is sent by whoever links the next claim. A claim holds for a quarter of an hour by the file server's clock, so
+that one of a process that was killed does not hold for ever. Only a kill between the server's yes and the move to
+`sent` makes a message go out twice, under the same Message-ID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tr11ops.alerts.book import Message
+from tr11ops.alerts.store import alerts_folder, record
+from tr11ops.evidence import cause
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import read_json, write_beside, write_json
+
+SCHEMA = 1
+CLAIM_SECONDS = 900.0
+FIRST_DELAY = 60.0
+LONGEST_DELAY = 3600.0
+LONGEST_DELAY_REFUSED = 86_400.0  # where a server has refused for good: somebody may mend the address
+MOST_FAILURES = 3  # in one round of a route
+SENT_KEPT_SECONDS = 30 * 86_400.0
+_LEFTOVER_SECONDS = 3600.0
+_NAME = re.compile(r"[a-z0-9-]{1,120}\.json")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message on one route ("mail" or "urls"): who has it already, how often it was tried, and when it is next.
+
+    `left` are addresses that wait for it; for "urls" nobody is named, because the file says who. `done` are those that
+    have it (addresses, or hashes of URLs). `is_refused`: the last answer was no, for good.
+    """
+
+    message: Message
+    route: str
+    left: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+    attempts: int = 0
+    due: float = 0.0
+    trouble: str = ""
+    is_refused: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.message.id}-{self.route}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of one try: who has it now, who is left, and why. `withdrawn` are left out for good, on purpose."""
+
+    done: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    trouble: str = ""
+    is_refused: bool = False
+    is_unreachable: bool = False  # no use in trying the next message now
+    is_broken: bool = False  # the connection failed in the middle
+    is_over: bool = False  # nobody is left
+
+
+class Route(Protocol):
+    """A way to people. `send` never raises, and never takes longer than its time-outs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def send(self, entry: Entry) -> Report: ...
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one round of sending did."""
+
+    sent: tuple[Entry, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+# ----------------------------------------------------------------------------- queue
+def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) -> None:
+    """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the file system does."""
+    make_shared(_outbox(directory))
+    for route in routes:
+        entry = Entry(message, route, left=message.to if route == "mail" else ())
+        target = _outbox(directory) / f"{entry.name}.json"
+        sent = _sent(directory) / target.name
+        if sent.exists() or target.exists():
+            continue
+        draft = write_beside(target, _text(entry))
+        try:
+            with suppress(FileExistsError):
+                target.hardlink_to(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+        if sent.exists():  # somebody queued and sent it between our two looks
+            target.unlink(missing_ok=True)
+
+
+def waiting_entries(directory: RunDirectory) -> tuple[Entry, ...]:
+    """What waits to be sent, the oldest first. Raises OSError or ValueError when it cannot be read."""
+    entries, troubles = _waiting(directory)
+    if troubles and not entries:
+        raise ValueError(troubles[0])
+    return entries
+
+
+def _waiting(directory: RunDirectory) -> tuple[tuple[Entry, ...], list[str]]:
+    """What waits, the oldest first, and what is wrong with the files that are no messages."""
+    found: list[Entry] = []
+    troubles: list[str] = []
+    for name in _names(_outbox(directory)):
+        try:
+            entry = _read(_outbox(directory) / name)
+        except (OSError, ValueError) as error:
+            troubles.append(f"outbox {name}: {cause(error)}")
+            continue
+        if entry is not None:
+            found.append(entry)
+    return tuple(sorted(found, key=lambda entry: (entry.message.time, len(entry.name), entry.name))), troubles
+
+
+# ----------------------------------------------------------------------------- send
+def deliver(
+    directory: RunDirectory,
+    routes: tuple[Route, ...],
+    now: Callable[[], float],
+    seconds: float,
+    only: frozenset[str] | None = None,
+) -> Delivery:
+    """Send what waits, the oldest first, for at most about `seconds`; what is not sent waits for the next round.
+
+    As soon as one message of a route is due, all are tried, so that an incident's messages arrive in their order. A
+    route that cannot be reached is left for this round; so is one that fails in the middle of several messages.
+    `only` limits it to messages of these ids. Raises OSError when the outbox cannot be read.
+    """
+    began = time.monotonic()
+    waiting, troubles = _waiting(directory)
+    sent: list[Entry] = []
+    for route in routes:
+        mine = [entry for entry in waiting if entry.route == route.name and (only is None or entry.message.id in only)]
+        if not any(_is_due(entry, now()) for entry in mine):
+            continue
+        failures = 0
+        for entry in mine:
+            if time.monotonic() - began > seconds or failures == MOST_FAILURES:
+                break
+            try:
+                report = _try(directory, entry, route, now())
+            except (OSError, ValueError) as error:
+                troubles.append(f"outbox {entry.name}: {cause(error)}")
+                continue
+            if report is None:
+                continue
+            if report.trouble:
+                troubles.append(f"{route.name}: {report.trouble}")
+            if report.is_over:
+                sent.append(replace(entry, done=(*entry.done, *report.done), left=report.withdrawn))
+            failures += MOST_FAILURES if report.is_unreachable else report.is_broken
+    tidy(directory)
+    return Delivery(tuple(sent), tuple(dict.fromkeys(troubles)))
+
+
+def _try(directory: RunDirectory, entry: Entry, route: Route, now: float) -> Report | None:
+    """Send one message, unless somebody else does or has. Raises OSError or ValueError as the disk gives."""
+    path = _outbox(directory) / f"{entry.name}.json"
+    if entry.is_refused and not _is_due(entry, now):
+        return None
+    claim = _claim(directory, entry.name)
+    if claim is None:
+        return None
+    try:
+        current = _read(path)  # another may have sent, or tried, it between our look and our claim
+        if current is None or current.attempts != entry.attempts:
+            return None
+        if (_sent(directory) / path.name).exists():
+            path.unlink(missing_ok=True)
+            return None
+        make_shared(_sent(directory))  # before it is sent: what cannot be recorded must not go out
+        if _claims(directory, entry.name)[-1:] != [claim]:
+            return None
+        report = route.send(current)
+        if report.is_over:
+            path.replace(_sent(directory) / path.name)
+        else:
+            write_json(path, _values(_after(current, report, now)))
+        return report
+    finally:
+        _release(directory, entry.name, claim)
+
+
+def _is_due(entry: Entry, now: float) -> bool:
+    return entry.due <= now or entry.due - now > 2 * LONGEST_DELAY_REFUSED
+
+
+def _after(entry: Entry, report: Report, now: float) -> Entry:
+    attempts = entry.attempts + 1
+    return replace(
+        entry,
+        left=report.left,
+        done=(*entry.done, *report.done),
+        attempts=attempts,
+        due=now + delay(entry.name, attempts, report.is_refused),
+        trouble=report.trouble,
+        is_refused=report.is_refused,
+    )
+
+
+def delay(name: str, attempts: int, is_refused: bool) -> float:
+    """Seconds until the next try: doubled each time, with a share of up to a half off that differs by message.
+
+    So that a server which comes back is not met by all messages at once.
+    """
+    longest = LONGEST_DELAY_REFUSED if is_refused else LONGEST_DELAY
+    full = min(longest, FIRST_DELAY * 2.0 ** min(attempts - 1, 20))
+    share = int.from_bytes(hashlib.sha256(f"{name}:{attempts}".encode()).digest()[:4], "big") / 2**32
+    return full * (1.0 - 0.5 * share)
+
+
+# ----------------------------------------------------------------------------- claims
+def _claim(directory: RunDirectory, name: str) -> int | None:
+    """Take the right to send a message now; None when somebody else has it."""
+    folder = _claim_folder(directory)
+    make_shared(folder)
+    numbers = _claims(directory, name)
+    draft = write_beside(folder / f"{name}.0", "")
+    try:
+        if numbers:
+            try:
+                age = draft.stat().st_mtime - (folder / f"{name}.{numbers[-1]}").stat().st_mtime
+            except FileNotFoundError:
+                return None  # given back a moment ago: its holder has just tried
+            if age < CLAIM_SECONDS:
+                return None
+        number = (numbers[-1] if numbers else 0) + 1
+        try:
+            (folder / f"{name}.{number}").hardlink_to(draft)
+        except FileExistsError:
+            return None
+        return number
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _claims(directory: RunDirectory, name: str) -> list[int]:
+    try:
+        names = os.listdir(_claim_folder(directory))  # noqa: PTH208  a name is enough
+    except FileNotFoundError:
+        return []
+    ours = (entry.removeprefix(f"{name}.") for entry in names if entry.startswith(f"{name}."))
+    return sorted(int(number) for number in ours if number.isdigit())
+
+
+def _release(directory: RunDirectory, name: str, claim: int) -> None:
+    """Give a claim back, and those that ran out before it. The highest goes last, or an old one would count again."""
+    for number in _claims(directory, name):
+        if number < claim:
+            (_claim_folder(directory) / f"{name}.{number}").unlink(missing_ok=True)
+    (_claim_folder(directory) / f"{name}.{claim}").unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------------- files
+def _outbox(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "outbox"
+
+
+def _sent(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "sent"
+
+
+def _claim_folder(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "claims"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  a name is enough
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def _values(entry: Entry) -> dict[str, Any]:
+    message = {**asdict(entry.message), "severity": entry.message.severity.name}
+    return {"schema": SCHEMA, **asdict(entry), "message": message}
+
+
+def _text(entry: Entry) -> str:
+    return json.dumps(_values(entry), indent=1, sort_keys=True) + "\n"
+
+
+def _read(path: Path) -> Entry | None:
+    """The entry in a file; None when it was sent meanwhile. Raises OSError, or ValueError when it is no message."""
+    value = read_json(path)
+    if value is None:
+        return None
+    try:
+        return record(Entry, {**value, "message": record(Message, value["message"])})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a message ({type(error).__name__})") from None
+
+
+def tidy(directory: RunDirectory) -> None:
+    """Remove what was sent long ago, and what killed processes left. What cannot be removed is left to the next."""
+    now = time.time()
+    folders = ((_sent(directory), SENT_KEPT_SECONDS, ""), (_outbox(directory), _LEFTOVER_SECONDS, "."))
+    for folder, longest, beginning in (*folders, (_claim_folder(directory), SENT_KEPT_SECONDS, "")):
+        with suppress(OSError):
+            for entry in os.scandir(folder):
+                if entry.name.startswith(beginning) and now - entry.stat().st_mtime > longest:
+                    Path(entry.path).unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""What people ask of the alerts by command: changes, a test of every route, the digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tr11ops.alerts.book import Alert, Book, Message
+from tr11ops.alerts.changes import Change, apply, resolve_prefix
+from tr11ops.alerts.mail_route import is_address
+from tr11ops.alerts.outbox import Entry
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.reading import backlog
+from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
+from tr11ops.alerts.store import commit, read_book
+from tr11ops.alerts.telling import Word, digest_readers, tell, told
+from tr11ops.alerts.url_route import UrlRoute
+from tr11ops.alerts.wording import alert_message, digest, digest_message, trial_message
+from tr11ops.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+PERSON_SECONDS = 15.0  # while somebody waits at the prompt
+
+
+@dataclass(frozen=True)
+class PersonalChange:
+    """What a person asks for: `fingerprint` may be the beginning of one."""
+
+    fingerprint: str
+    change: Change
+    kind: str
+    who: str
+    why: str
+
+
+def change_alerts(
+    directory: RunDirectory, card: RunCard, wanted: Iterable[PersonalChange], now: float, typed: str = ""
+) -> tuple[tuple[Alert, ...], tuple[str, ...]]:
+    """Do what a person asks for, all of it or nothing; returns the alerts after it, and notes.
+
+    Those who were told hear that an alert is closed, and who is given one that it is theirs. Raises NoSuchAlert,
+    OSError as the file system does, and ValueError when the book was written by a newer tr11.
+    """
+    policy = policy_for(directory, card, typed)
+    asked = tuple(wanted)
+
+    def change(book: Book) -> tuple[Book, tuple[tuple[str, ...], tuple[Message, ...]]]:
+        names = tuple(dict.fromkeys(resolve_prefix(book, one.fingerprint).fingerprint for one in asked))
+        before = {name: book.find(name) for name in names}
+        for one in asked:
+            name = resolve_prefix(book, one.fingerprint).fingerprint
+            book = apply(book, name, one.change, one.kind, one.who, one.why, now)
+        book, assigned = _assignments(book, before, policy, now)
+        book, messages = tell(book, policy, now, only=frozenset(names))
+        return book, (names, (*assigned, *messages))
+
+    stored, (names, messages) = commit(directory, change)
+    notes = flush(directory, stored, messages, policy, now)
+    if messages:
+        ids = frozenset(message.id for message in messages)
+        notes += send_waiting(directory, card, policy, stored.book, now, PERSON_SECONDS, ids)[1]
+    alerts = (stored.book.find(name) for name in names)
+    return tuple(alert for alert in alerts if alert is not None), tuple(notes)
+
+
+def _assignments(
+    book: Book, before: dict[str, Alert | None], policy: Policy, now: float
+) -> tuple[Book, tuple[Message, ...]]:
+    """Tell those who have just been given an alert, where their name is a mail address."""
+    messages: list[Message] = []
+    for name, old in before.items():
+        alert = book.find(name)
+        if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
+            continue
+        word = Word("assigned", (alert.owner,))
+        message = alert_message(alert, word.kind, word.to, policy, now)
+        messages.append(message)
+        book = book.with_alert(told(alert, word, message, now))
+    return replace(book, messages=(*book.messages, *messages)), tuple(messages)
+
+
+def send_test(
+    directory: RunDirectory, card: RunCard, to: tuple[str, ...], now: float, typed: str = ""
+) -> tuple[tuple[str, str, str], ...]:
+    """Send a test message on every route, at once; (route, to whom, trouble or "") of each."""
+    policy = policy_for(directory, card, typed)
+    mail, urls = routes(card, policy, lambda: now)
+    results: list[tuple[str, str, str]] = []
+    message = trial_message(to or policy.everyone, policy, now)
+    for address in message.to:
+        report = mail.send(Entry(replace(message, to=(address,)), "mail", left=(address,)))
+        results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
+    if isinstance(urls, UrlRoute) and not to:
+        results += [("urls", name, trouble) for name, trouble in urls.send_each(message)]
+    return tuple(results)
+
+
+def send_digest(
+    directory: RunDirectory, card: RunCard, now: float, again: bool = False, typed: str = ""
+) -> tuple[Message | None, tuple[str, ...]]:
+    """Send the daily summary that is due; with `again` also one that went out already.
+
+    Returns it, or None when it went out before, and notes. Raises OSError and ValueError as `change_alerts`.
+    """
+    policy = policy_for(directory, card, typed)
+    left = backlog(directory)
+
+    def change(book: Book) -> tuple[Book, Message | None]:
+        due = policy.digest_moment(now) if not again else now
+        if due is None or (not again and book.digested is not None and due <= book.digested):
+            return book, None
+        message = digest_message(book, digest_readers(policy, now), policy, now, due, left)
+        digested = book.digested if again else due
+        return replace(book, digested=digested, messages=(*book.messages, message)), message
+
+    stored, message = commit(directory, change)
+    if message is None:
+        return None, ()
+    notes = flush(directory, stored, (message,), policy, now)
+    _, troubles = send_waiting(directory, card, policy, stored.book, now, PERSON_SECONDS, frozenset({message.id}))
+    return message, (*notes, *troubles)
+
+
+def read_digest(directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> tuple[str, tuple[str, ...]]:
+    """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_book` does."""
+    return digest(read_book(directory).book, policy_for(directory, card, typed), now, backlog(directory))

@@ -1,0 +1,152 @@
+"""Who is told when: the card's [alerts] section as pure answers about a moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+FLAP_SECONDS = 3600.0  # a fault that comes back sooner than this after the all-clear is the same incident
+ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
+FIRST_MONDAY = date(1970, 1, 5)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of one run, and what its messages say of it.
+
+    `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
+    we run, and where commands are typed.
+    `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs.
+    """
+
+    run: str
+    directory: str
+    typed: str = ""
+    host: str = "localhost"
+    folder: str = ""
+    mark: str = "tr11"
+    recipients: tuple[str, ...] = ()
+    rota: tuple[str, ...] = ()
+    rota_days: float = 7.0
+    rota_start: date = FIRST_MONDAY
+    zone: tzinfo = UTC
+    quiet_hours: tuple[time, time] | None = None
+    escalate_minutes: tuple[float, ...] = (30.0, 60.0)
+    repeat_hours: float = 24.0
+    resolve_after: int = 2
+    digest_time: time | None = None
+    has_urls: bool = False
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """Everybody who is ever told: the rota and the recipients."""
+        return unique((*self.rota, *self.recipients))
+
+    @property
+    def is_reachable(self) -> bool:
+        """False where a message would go to nobody."""
+        return bool(self.everyone) or self.has_urls
+
+    def local(self, now: float) -> datetime:
+        return datetime.fromtimestamp(now, self.zone)
+
+    # ------------------------------------------------------------------ the rota
+    def turn(self, now: float) -> int:
+        """Whose turn it is: a place in the rota. Turns change at midnight, or within the day for parts of days.
+
+        Before `rota_start` the first of the rota is on duty.
+        """
+        wall = self.local(now).replace(tzinfo=None)
+        days = (wall - datetime.combine(self.rota_start, time())) / timedelta(days=1)
+        return max(0, math.floor(days / self.rota_days)) % max(1, len(self.rota))
+
+    def turn_ends(self, now: float) -> float:
+        """When the turn of the person on duty ends."""
+        wall = self.local(now).replace(tzinfo=None)
+        start = datetime.combine(self.rota_start, time())
+        number = max(0, math.floor((wall - start) / timedelta(days=1) / self.rota_days))
+        end = start + timedelta(days=(number + 1) * self.rota_days)
+        return end.replace(tzinfo=self.zone).timestamp()
+
+    def on_duty(self, now: float, after: int = 0) -> tuple[str, ...]:
+        """Who is told first: the person on duty, or the one `after` turns later; all recipients without a rota."""
+        if not self.rota:
+            return self.recipients
+        return (self.rota[(self.turn(now) + after) % len(self.rota)],)
+
+    def escalation(self, step: int, told: Collection[str], now: float) -> tuple[str, ...]:
+        """Who is asked at a step (1, 2, ...) of the escalation: the next of the rota not told yet, at last all."""
+        turns = (address for after in range(len(self.rota)) for address in self.on_duty(now, after))
+        following = next((address for address in turns if address not in told), None)
+        return self.everyone if following is None or step >= len(self.escalate_minutes) else (following,)
+
+    def steps_due(self, alarmed: float) -> int:
+        """How many steps of the escalation are due so many seconds after the alarm."""
+        return sum(1 for minutes in self.escalate_minutes if alarmed >= minutes * 60.0)
+
+    # ------------------------------------------------------------------ times of day
+    def is_quiet(self, now: float) -> bool:
+        """Whether it is a time at which only what is critical is sent."""
+        if self.quiet_hours is None:
+            return False
+        start, end = self.quiet_hours
+        clock = self.local(now).time()
+        return start <= clock < end if start <= end else clock >= start or clock < end
+
+    def digest_moment(self, now: float) -> float | None:
+        """The last time at which a digest was due; None where the card wants none.
+
+        A time that the clock skips in spring is as long after midnight as on other days; one that comes twice in
+        autumn counts the first time.
+        """
+        if self.digest_time is None:
+            return None
+        today = self.local(now).date()
+        for day in (today, today - timedelta(days=1)):
+            moment = datetime.combine(day, self.digest_time, self.zone).timestamp()
+            if moment <= now:
+                return moment
+        return datetime.combine(today - timedelta(days=2), self.digest_time, self.zone).timestamp()
+
+
+def unique(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Each address once, in the order of its first mention."""
+    return tuple(dict.fromkeys(addresses))
+
+
+def policy_of(card: RunCard, *, mark: str, host: str, folder: str = "", typed: str = "") -> Policy:
+    """The rules that a card states. Its zone and dates were checked when it was loaded."""
+    rules = card.alerts
+    return Policy(
+        run=card.run.name,
+        directory=str(card.paths.root),
+        typed=typed,
+        host=host,
+        folder=folder,
+        mark=mark,
+        recipients=unique(rules.recipients),
+        rota=unique(rules.rota),
+        rota_days=rules.rota_days,
+        rota_start=date.fromisoformat(rules.rota_start) if rules.rota_start else FIRST_MONDAY,
+        zone=ZoneInfo(rules.time_zone),
+        quiet_hours=_span(rules.quiet_hours),
+        escalate_minutes=tuple(sorted(rules.escalate_minutes)),
+        repeat_hours=rules.repeat_hours,
+        resolve_after=rules.resolve_after,
+        digest_time=time.fromisoformat(rules.digest_time) if rules.digest_time else None,
+        has_urls=rules.urls_file is not None,
+    )
+
+
+def _span(text: str | None) -> tuple[time, time] | None:
+    if text is None:
+        return None
+    start, _, end = text.partition("-")
+    return time.fromisoformat(start), time.fromisoformat(end)

@@ -1,0 +1,140 @@
+"""Carries out what the book has decided: queues its messages, writes its journal entries, talks to the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.alerts.book import Book, Message, event_of
+from tr11ops.alerts.incidents import WATCHDOG
+from tr11ops.alerts.mail_route import MailRoute
+from tr11ops.alerts.outbox import Entry, Report, Route, deliver, queue
+from tr11ops.alerts.policy import Policy, policy_of
+from tr11ops.alerts.store import Stored, commit
+from tr11ops.alerts.url_route import UrlRoute
+from tr11ops.evidence import cause
+from tr11ops.journal import Journal
+from tr11ops.rundir import RunDirectory
+from trainer.contract import host_name
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+SENT = "alert-sent"
+LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by then, it never will
+
+
+def policy_for(directory: RunDirectory, card: RunCard, typed: str = "") -> Policy:
+    """The card's rules for messages of this run from this machine."""
+    return policy_of(card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed)
+
+
+def about(book: Book, message: Message) -> dict[str, Any]:
+    """What the journal keeps of a message: never its text."""
+    alert = book.find(message.alert) if message.alert else None
+    data: dict[str, Any] = {"message": message.id, "kind": message.kind, "to": list(message.to)}
+    return data if alert is None else {**event_of(alert, SENT, WATCHDOG, "", message.time).data, **data}
+
+
+# ----------------------------------------------------------------------------- outbox and journal
+def flush(directory: RunDirectory, stored: Stored, mine: tuple[Message, ...], policy: Policy, now: float) -> list[str]:
+    """Carry out what the book has decided: queue its messages, write its journal entries, and strike both off.
+
+    Only what this process decided (`mine`, and events of `now`), and what a killed one left behind. Returns troubles.
+    """
+    ours = {message.id for message in mine}
+    notes: list[str] = []
+    queued, written = set(), set()
+    for message in stored.book.messages:
+        if message.id in ours or _is_left_behind(message.time, now):
+            try:
+                queue(directory, message, routes_of(message, policy))
+                queued.add(message.id)
+            except OSError as error:
+                notes.append(f"outbox: {cause(error)}")
+    journal = Journal(directory.journal)
+    for event in stored.book.events:
+        if event.time == now or _is_left_behind(event.time, now):
+            try:
+                journal.write(event.kind, event.why, {**event.data, "event": event.id}, event.who, event.time)
+                written.add(event.id)
+            except OSError as error:
+                notes.append(f"the journal could not be written: {cause(error)}")
+                break
+    if queued or written:
+        try:
+            commit(directory, lambda book: (_struck(book, queued, written), None))
+        except (OSError, ValueError) as error:
+            notes.append(f"the book of alerts cannot be kept: {cause(error)}")
+    return notes
+
+
+def _is_left_behind(time: float, now: float) -> bool:
+    return abs(now - time) > LEFT_BEHIND_SECONDS
+
+
+def _struck(book: Book, queued: set[str], written: set[str]) -> Book:
+    return replace(
+        book,
+        messages=tuple(message for message in book.messages if message.id not in queued),
+        events=tuple(event for event in book.events if event.id not in written),
+    )
+
+
+def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
+    return (*(("mail",) if message.to else ()), *(("urls",) if policy.has_urls else ()))
+
+
+# ----------------------------------------------------------------------------- sending
+@dataclass(frozen=True)
+class ClosedRoute:
+    """Where the card names no delivery URLs any more, what waits for them is given up."""
+
+    name: str = "urls"
+
+    def send(self, entry: Entry) -> Report:
+        return Report(is_over=True, trouble="")
+
+
+def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Route, ...]:
+    """The ways to people that the card names."""
+    rules = card.alerts
+    local = policy.host if policy.host.isascii() else "localhost"
+    sender = rules.sender or f"tr11@{local}"
+    mail: Route = MailRoute(rules.smtp_host, rules.smtp_port, sender, local, now, frozenset(policy.everyone))
+    urls: Route = UrlRoute(Path(rules.urls_file)) if rules.urls_file is not None else ClosedRoute()
+    return mail, urls
+
+
+def send_waiting(
+    directory: RunDirectory,
+    card: RunCard,
+    policy: Policy,
+    book: Book,
+    now: float,
+    seconds: float,
+    only: frozenset[str] | None = None,
+) -> tuple[int, list[str]]:
+    """Send what waits; returns how many deliveries were done, and the troubles."""
+    try:
+        done = deliver(directory, routes(card, policy, lambda: now), lambda: now, seconds, only)
+    except OSError as error:
+        return 0, [f"outbox: {cause(error)}"]
+    notes = list(done.troubles)
+    journal = Journal(directory.journal)
+    for entry in done.sent:
+        data = {
+            **about(book, entry.message),
+            "route": entry.route,
+            "to": list(entry.done),
+            "left_out": list(entry.left),
+        }
+        if not entry.done and not entry.left:
+            continue
+        try:
+            journal.write(SENT, entry.message.subject, {**data, "event": f"{entry.name}-sent"}, WATCHDOG, now)
+        except OSError as error:
+            notes.append(f"the journal could not be written: {cause(error)}")
+    return len(done.sent), notes

@@ -1,0 +1,226 @@
+"""The book on disk: whole versions, of which the one with the highest number counts.
+
+    state/alerts/book.json          a copy of the newest, for people
+    state/alerts/book.d/NNNNNNNN.json
+
+A new version is linked to the next free number, which one writer alone can get: whoever is late reads the newer version
+and decides again. So no writer's change is lost, on file systems without locks too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tr11ops.alerts.book import Alert, Book, Event, Incident, Message
+from tr11ops.detect.finding import Severity
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import write_atomically, write_beside
+
+T = TypeVar("T")
+SCHEMA = 1
+VERSIONS_KEPT = 5
+PATIENCE_SECONDS = 20.0
+_LEFTOVER_SECONDS = 3600.0
+_VERSION = re.compile(r"(\d{8,})\.json")
+
+
+class NewerSchema(ValueError):
+    """The book was written by a newer tr11: it must not be replaced by one that knows less."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A version of the book. `damage` says what was wrong with the newest, where an older one, or none, was read."""
+
+    number: int
+    book: Book
+    damage: str = ""
+
+
+def alerts_folder(directory: RunDirectory) -> Path:
+    return directory.paths.state / "alerts"
+
+
+def read_book(directory: RunDirectory) -> Stored:
+    """The newest readable version; an empty book of number 0 where no look was ever made.
+
+    Raises OSError when it cannot be read, ValueError when none of the versions is a book.
+    """
+    stored = _read(directory)
+    if stored.damage and stored.book == Book():
+        raise ValueError(stored.damage)
+    return stored
+
+
+def commit(directory: RunDirectory, change: Callable[[Book], tuple[Book, T]]) -> tuple[Stored, T]:
+    """Put `change(newest book)` in place, and return it with what else `change` returned; it may run several times.
+
+    Damaged versions are passed over: where no readable one is left, a new book is begun, and people are told again.
+    Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the book
+    was written by a newer tr11.
+    """
+    make_shared(_versions(directory))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        stored = _read(directory)
+        book, more = change(stored.book)
+        following = replace(stored, number=stored.number + 1, book=book)
+        if _put(directory, following):
+            _publish(directory)
+            _tidy(directory)
+            return following, more
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{_versions(directory)} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
+        time.sleep(0.005 + secrets.randbelow(20) / 1000)
+
+
+# ----------------------------------------------------------------------------- how
+def _versions(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "book.d"
+
+
+def _copy(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "book.json"
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  a name is enough
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(_VERSION.fullmatch, names) if match)
+
+
+def _file(directory: RunDirectory, number: int) -> Path:
+    return _versions(directory) / f"{number:08d}.json"
+
+
+def _read(directory: RunDirectory) -> Stored:
+    """The newest readable version, numbered as the newest of all: a damaged number is never used again."""
+    numbers = _numbers(_versions(directory))
+    highest = numbers[-1] if numbers else 0
+    damage = ""
+    places = [_file(directory, number) for number in reversed(numbers)]
+    for place in [*places, _copy(directory)]:
+        try:
+            text = place.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            if place in places:  # tidied away, or not seen yet by this host
+                continue
+            break
+        except UnicodeDecodeError:
+            damage = damage or f"{place} is not a book of alerts: it is not text"
+            continue
+        try:
+            return Stored(highest, _book(json.loads(text), place), damage)
+        except NewerSchema:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            damage = damage or f"{place} is not a book of alerts: {type(error).__name__}"
+    return Stored(highest, Book(), damage)
+
+
+def _put(directory: RunDirectory, version: Stored) -> bool:
+    """Put a version in place; False when its number is taken."""
+    target = _file(directory, version.number)
+    draft = write_beside(target, _text(version))
+    try:
+        try:
+            target.hardlink_to(draft)
+        except FileExistsError:
+            if draft.stat().st_nlink < 2:  # else our own link was made, and its answer lost on the network
+                return False
+    finally:
+        draft.unlink(missing_ok=True)
+    if _numbers(_versions(directory))[-1] >= version.number + VERSIONS_KEPT:
+        target.unlink(missing_ok=True)  # we slept so long that the number was used and tidied away
+        return False
+    return True
+
+
+def _publish(directory: RunDirectory) -> None:
+    """Copy the newest version for people, and again if a newer one came meanwhile. The versions are what counts."""
+    with suppress(OSError):
+        while True:
+            newest = _read(directory)
+            write_atomically(_copy(directory), _text(newest))
+            numbers = _numbers(_versions(directory))
+            if not numbers or numbers[-1] <= newest.number:
+                return
+
+
+def _tidy(directory: RunDirectory) -> None:
+    """Remove old versions, and drafts of processes that were killed. What cannot be removed is left to the next."""
+    folder = _versions(directory)
+    for number in _numbers(folder)[:-VERSIONS_KEPT]:
+        with suppress(OSError):
+            _file(directory, number).unlink()
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
+                Path(entry.path).unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------------- text
+def _text(version: Stored) -> str:
+    value = {"schema": SCHEMA, "version": version.number, **asdict(version.book)}
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Severity):
+        return value.name
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _book(value: Any, place: Path) -> Book:
+    if int(value["schema"]) > SCHEMA:
+        raise NewerSchema(f"{place} was written by a newer tr11 (schema {value['schema']})")
+    return Book(
+        alerts=tuple(record(Alert, entry) for entry in value["alerts"]),
+        closed=tuple(record(Incident, entry) for entry in value["closed"]),
+        messages=tuple(record(Message, entry) for entry in value["messages"]),
+        events=tuple(record(Event, entry) for entry in value["events"]),
+        looked=_moment(value["looked"]),
+        blind=tuple(map(str, value["blind"])),
+        digested=_moment(value["digested"]),
+    )
+
+
+def record(kind: type[T], value: dict[str, Any]) -> T:
+    """A dataclass from its JSON object. Raises ValueError, KeyError or TypeError when it is not one of these."""
+    known: dict[str, Any] = {}
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if entry.name not in value:
+            continue
+        item = value[entry.name]
+        if isinstance(item, str) and "Severity" in str(entry.type):
+            item = Severity[item]
+        elif isinstance(item, list):
+            item = tuple(item)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise ValueError(f"{entry.name} is not a number")
+        known[entry.name] = item
+    return kind(**known)
+
+
+def _moment(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a moment")
+    return float(value)

@@ -1,0 +1,177 @@
+"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the book and the moment.
+
+| | nobody knows yet | stands on | is over |
+|---|---|---|---|
+| INFO | - | - | - |
+| WARNING | person on duty | repeated after repeat_hours | all-clear |
+| CRITICAL | person on duty | escalates until acknowledged, repeated | all-clear |
+
+In quiet hours only the row of CRITICAL applies; what a WARNING has missed follows when they end, if it is still true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tr11ops.alerts.book import Alert, Book, Message, elapsed
+from tr11ops.alerts.incidents import is_worth_a_message, look
+from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
+from tr11ops.alerts.wording import Backlog, alert_message, digest_message
+from tr11ops.detect.finding import Finding, Severity
+
+ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
+
+
+@dataclass(frozen=True)
+class Word:
+    """That something is to be said: what kind of message, and to whom."""
+
+    kind: str
+    to: tuple[str, ...]
+
+
+def advance(
+    book: Book,
+    findings: Iterable[Finding],
+    blind: frozenset[str],
+    policy: Policy,
+    now: float,
+    backlog: Backlog | None = None,
+) -> tuple[Book, tuple[Message, ...]]:
+    """One look and all that follows: the book after it, and the messages that must go out because of it."""
+    return tell(look(book, findings, blind, policy, now), policy, now, backlog)
+
+
+def tell(
+    book: Book,
+    policy: Policy,
+    now: float,
+    backlog: Backlog | None = None,
+    only: frozenset[str] | None = None,
+) -> tuple[Book, tuple[Message, ...]]:
+    """The messages that are due now, and the book that knows of them.
+
+    `only` limits it to alerts of these fingerprints, and leaves the digest out.
+    """
+    messages: list[Message] = []
+    alerts: list[Alert] = []
+    for alert in book.alerts:
+        if only is not None and alert.fingerprint not in only:
+            alerts.append(alert)
+            continue
+        word = _word(alert, policy, now)
+        after = _stepped(alert, word, policy, now)
+        if word is not None and policy.is_reachable:
+            message = alert_message(alert, word.kind, word.to, policy, now)
+            messages.append(message)
+            after = told(after, word, message, now)
+        elif word is not None and word.kind == "cleared":  # nobody is left to wait for it
+            after = replace(after, said=None)
+        alerts.append(after)
+    done = replace(book, alerts=tuple(alerts))
+    if only is None:
+        done, digest = _digest(done, policy, now, backlog)
+        messages += digest
+    return replace(done, messages=(*done.messages, *messages)), tuple(messages)
+
+
+def told(alert: Alert, word: Word, message: Message, now: float) -> Alert:
+    """The alert after a message about it."""
+    cleared = word.kind == "cleared"
+    after = replace(
+        alert,
+        opened=now if alert.sends == 0 else alert.opened,
+        said=None if cleared else alert.severity,
+        told=alert.told if cleared else unique((*alert.told, *word.to)),
+        sends=alert.sends + 1,
+        last_sent=now,
+        remind=False,
+        thread=alert.thread or message.message_id,
+    )
+    return replace(after, alarmed=now, escalated=0) if word.kind in ALARMS else after
+
+
+# ----------------------------------------------------------------------------- the table
+def _word(alert: Alert, policy: Policy, now: float) -> Word | None:
+    if not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now)):
+        return None
+    if not alert.is_open:
+        return Word("cleared", alert.told) if alert.said is not None else None
+    if alert.snoozed_until is not None or alert.clear_looks:  # the last look did not see it: the next will tell
+        return None
+    aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
+    if alert.said is None:
+        return _first_word(alert, aware, now)
+    return _further_word(alert, alert.said, aware, policy, now)
+
+
+def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> Word | None:
+    """About a fault of which people know nothing, or think that it is over; not within an hour of telling them so."""
+    if alert.is_acknowledged or (alert.sends and elapsed(alert.last_sent, now) < FLAP_SECONDS):
+        return None
+    return Word("reopened" if alert.sends else "opened", aware)
+
+
+def _further_word(alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float) -> Word | None:
+    """About a fault that people know of: that it is worse, or that nobody has taken it on."""
+    if alert.severity > said:
+        return Word("raised", aware)
+    if alert.is_acknowledged:
+        return None
+    if alert.remind:
+        return Word("again", aware)
+    return _escalation(alert, policy, now) or _repetition(alert, aware, policy, now)
+
+
+def _escalation(alert: Alert, policy: Policy, now: float) -> Word | None:
+    """The next to be asked; None where that is nobody new."""
+    steps = _steps_due(alert, policy, now)
+    if steps <= alert.escalated:
+        return None
+    to = policy.escalation(steps, alert.told, now)
+    return Word("escalated", to) if set(to) - set(alert.told) else None
+
+
+def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
+    if alert.severity < Severity.CRITICAL or alert.alarmed is None:
+        return 0
+    return policy.steps_due(elapsed(alert.alarmed, now))
+
+
+def _stepped(alert: Alert, word: Word | None, policy: Policy, now: float) -> Alert:
+    """Steps of the escalation that are over, whether or not they found anybody new."""
+    stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
+    if not stands_unanswered or alert.snoozed_until is not None or (word and word.kind != "escalated"):
+        return alert
+    return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
+
+
+def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float) -> Word | None:
+    if elapsed(alert.last_sent, now) < policy.repeat_hours * 3600.0:
+        return None
+    return Word("repeated", aware)
+
+
+def _mail(name: str) -> tuple[str, ...]:
+    return (name,) if "@" in name else ()
+
+
+# ----------------------------------------------------------------------------- the digest
+def _digest(book: Book, policy: Policy, now: float, backlog: Backlog | None) -> tuple[Book, tuple[Message, ...]]:
+    """The daily summary, once for each day on which anybody looked, also when there is nothing to say."""
+    moment = policy.digest_moment(now)
+    if moment is None:
+        return book, ()
+    if book.digested is None or book.digested - now > 86_400.0:  # the first look ever; or a clock that ran ahead
+        return replace(book, digested=moment), ()
+    if moment <= book.digested:
+        return book, ()
+    to = digest_readers(policy, now)
+    messages = (digest_message(book, to, policy, now, moment, backlog),) if policy.is_reachable else ()
+    return replace(book, digested=moment), messages
+
+
+def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:
+    """Who gets the digest: the recipients, and the person on duty."""
+    return unique((*policy.recipients, *policy.on_duty(now)))

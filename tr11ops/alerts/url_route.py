@@ -1,0 +1,87 @@
+"""Delivery URLs (Slack, PagerDuty, mail with a password, ...) through apprise. No URL is ever shown or recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.alerts.book import Message
+from tr11ops.alerts.outbox import Entry, Report
+from tr11ops.alerts.secret_file import SecretFileError, secret_lines, shown
+from tr11ops.detect.finding import Severity
+
+if TYPE_CHECKING:
+    import apprise
+
+TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class UrlRoute:
+    """Every URL of a file that its owner alone can read. Which of them have a message is kept by their hashes."""
+
+    path: Path
+    timeout: float = TIMEOUT_SECONDS
+    name: str = "urls"
+
+    def send(self, entry: Entry) -> Report:
+        """Send to each URL that does not have it yet. Never raises for what a file, URL or server does."""
+        results = self.send_each(entry.message, frozenset(entry.done))
+        done = tuple(name for name, trouble in results if not trouble)
+        troubles = [f"{name}: {trouble}" for name, trouble in results if trouble]
+        return Report(done=done, trouble="; ".join(troubles)[:400], is_over=not troubles)
+
+    def send_each(self, message: Message, done: frozenset[str] = frozenset()) -> tuple[tuple[str, str], ...]:
+        """(URL as it may be shown, trouble or "") of every URL that is not in `done`."""
+        try:
+            urls = secret_lines(self.path)
+        except SecretFileError as error:
+            return (("alerts.urls_file", str(error)),)
+        left = [(shown(url), url) for url in dict.fromkeys(urls) if shown(url) not in done]
+        return tuple((name, self._send(url, message)) for name, url in left)
+
+    def _send(self, url: str, message: Message) -> str:
+        """What went wrong, in words that give nothing of the URL away."""
+        import apprise
+
+        with _silence():
+            try:
+                target = apprise.Apprise.instantiate(url, asset=apprise.AppriseAsset(app_id="tr11"))
+                if target is None:
+                    return "is not a delivery URL that apprise knows"
+                target.socket_connect_timeout = self.timeout
+                target.socket_read_timeout = self.timeout
+                desk = apprise.Apprise(asset=target.asset)
+                desk.add(target)
+                taken = desk.notify(
+                    title=message.subject,
+                    body=message.body,
+                    notify_type=_type(apprise, message),
+                    body_format=apprise.NotifyFormat.TEXT,
+                )
+            except Exception as error:  # of any of a hundred services; its text may hold the URL
+                return f"failed ({type(error).__name__})"
+        return "" if taken else "the service did not take it"
+
+
+def _type(library: Any, message: Message) -> apprise.NotifyType:
+    if message.kind in {"cleared", "test"}:
+        return library.NotifyType.SUCCESS
+    kinds = {Severity.CRITICAL: library.NotifyType.FAILURE, Severity.WARNING: library.NotifyType.WARNING}
+    return kinds.get(message.severity, library.NotifyType.INFO)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what the library logs away from everybody: it may name hosts and tokens."""
+    logger = logging.getLogger("apprise")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
