@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops import evidence
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.evidence_operation import operation_facts, see_operation, unseen_operation
+from tr11ops.evidence_training import see_training, training_facts, unseen_training
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
 
@@ -32,6 +34,8 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         total_iterations=card.total_iterations,
         checkpoint_interval=card.checkpoint.interval,
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
+        training=training_facts(card),
+        operation=operation_facts(card),
     )
 
 
@@ -68,11 +72,15 @@ def observe(
             exclusions=why,
             submissions=why,
             namesakes=namesakes,
+            **vars(unseen_training(why)),
+            **vars(unseen_operation(why)),
         )
     paths = directory.paths
     submissions, submission_doubts = evidence.read_submissions(directory)
     mine, namesakes = _split(jobs, directory, facts.variant, known(submissions, ()))
     heartbeats, heartbeat_doubts = evidence.read_heartbeats(paths)
+    attempts = evidence.read_attempts(paths)
+    operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts)
     return Snapshot(
         time=now,
         run=facts,
@@ -81,13 +89,15 @@ def observe(
         nodes=nodes,
         steps=evidence.read_steps(paths),
         heartbeats=heartbeats,
-        attempts=evidence.read_attempts(paths),
+        attempts=attempts,
         checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests),
         kill_switch=evidence.read_kill_switch(facts.kill_switch),
-        exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ())),
+        exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
         submissions=submissions,
         namesakes=namesakes,
         doubts=(*heartbeat_doubts, *submission_doubts),
+        **vars(see_training(paths, attempts)),
+        **vars(operation),
     )
 
 
@@ -115,7 +125,8 @@ def _split(
 ) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
     if isinstance(jobs, Unknown):
         return jobs, ()
-    mine = tuple(job for job in jobs if belongs(job, directory, variant, submissions))
+    whose = _Ownership(directory.mark, variant, submissions)
+    mine = tuple(job for job in jobs if whose.has(job))
     kept = frozenset(map(id, mine))
     return mine, tuple(job for job in jobs if id(job) not in kept)
 
@@ -126,24 +137,43 @@ def belongs(job: Job, directory: RunDirectory, variant: str, submissions: tuple[
     Another user's, another directory's or another variant's job of the same name is not. Ids alone are trusted only
     for a job submitted no earlier than the record was begun, because schedulers reuse ids after a reset.
     """
-    marked = parse_comment(job.comment)
-    by_tag = {entry.tag: entry for entry in submissions}
-    if marked is not None:
-        tag, mark = marked
-        return mark == directory.mark and (tag not in by_tag or by_tag[tag].variant == variant)
-    for entry in submissions:
-        if entry.job_id is not None and entry.job_id in {job.raw_id, job.array_id} and entry.variant == variant:
-            return job.submit_time is None or job.submit_time >= entry.time - 60.0
-    return False
+    return _Ownership(directory.mark, variant, submissions).has(job)
 
 
-def _exclusions(listed: Observed[tuple[Exclusion, ...]], jobs: tuple[Job, ...]) -> Observed[tuple[Exclusion, ...]]:
-    """The run's own list, and the nodes that its queued or running jobs exclude for other reasons."""
+class _Ownership:
+    """`belongs` for thousands of jobs: what it needs of the submissions is looked up, not searched."""
+
+    def __init__(self, mark: str, variant: str, submissions: tuple[Submission, ...]) -> None:
+        self._mark = mark
+        self._variant = variant
+        self._variants = {entry.tag: entry.variant for entry in submissions}
+        self._by_job: dict[str, Submission] = {}
+        for entry in submissions:
+            if entry.job_id is not None and entry.variant == variant:
+                self._by_job.setdefault(entry.job_id, entry)
+
+    def has(self, job: Job) -> bool:
+        marked = parse_comment(job.comment)
+        if marked is not None:
+            tag, mark = marked
+            return mark == self._mark and self._variants.get(tag, self._variant) == self._variant
+        entry = self._by_job.get(job.raw_id) or self._by_job.get(job.array_id or job.raw_id)
+        return entry is not None and (job.submit_time is None or job.submit_time >= entry.time - 60.0)
+
+
+def _exclusions(
+    listed: Observed[tuple[Exclusion, ...]], jobs: tuple[Job, ...], submissions: tuple[Submission, ...]
+) -> Observed[tuple[Exclusion, ...]]:
+    """The run's own list, and the nodes that its queued or running jobs exclude for other reasons.
+
+    Where the scheduler's answer does not tell what a job excludes, its submission does.
+    """
     if isinstance(listed, Unknown):
         return listed
     found = {entry.node: entry for entry in listed}
+    submitted = {entry.job_id: entry.excluded for entry in submissions if entry.excluded}
     for job in jobs:
         if job.state is JobState.PENDING or job.state.is_active:
-            for node in job.excluded:
+            for node in job.excluded or submitted.get(job.array_id or job.raw_id, ()):
                 found.setdefault(node, Exclusion(node, why=f"excluded by job {job.job_id}"))
     return tuple(found[name] for name in sorted(found))

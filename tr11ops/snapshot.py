@@ -7,13 +7,20 @@ in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from tr11ops.cluster.base import Job, Node
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts
 from tr11ops.rundir import Submission
+from tr11ops.training import Event, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import EndMarker, Heartbeat, StepRecord
+
+if TYPE_CHECKING:
+    from tr11ops.crontab import state as periodic
+    from tr11ops.filesystems.history import Usage
 
 T = TypeVar("T")
 
@@ -50,6 +57,8 @@ class RunFacts:
     total_iterations: int | None = None
     checkpoint_interval: int | None = None
     task_seconds: float | None = None
+    training: TrainingFacts = field(default_factory=TrainingFacts)
+    operation: OperationFacts = field(default_factory=OperationFacts)
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,38 @@ class Snapshot:
     submissions: Observed[tuple[Submission, ...]]
     namesakes: tuple[Job, ...] = ()
     doubts: tuple[str, ...] = ()
+    phases: Observed[tuple[Phase, ...]] = ()  # of the kept attempts; oldest first in each
+    events: Observed[tuple[Event, ...]] = ()  # oldest first
+    logs: Observed[tuple[LogFile, ...]] = ()
+    node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
+    ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
+    holds: Observed[tuple[Hold, ...]] = ()
+    holds_changed: float | None = None  # when tr11 last held or released something
+    backup: Observed[CopyStatus | None] = None
+    sync: Observed[CopyStatus | None] = None
+    periodic_jobs: Observed[tuple[periodic.JobState, ...]] = ()
+    chains: Observed[tuple[periodic.ChainState, ...]] = ()
+    usage: Observed[tuple[Usage, ...]] = ()
+    clocks: Observed[tuple[ClockReading, ...]] = ()
+    least_used: Observed[tuple[LeastUsed, ...]] = ()
+
+    @cached_property
+    def active_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run that hold an allocation; empty also where jobs are unknown."""
+        return tuple(job for job in known(self.jobs, ()) if job.state.is_active)
+
+    @cached_property
+    def pending_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run in the queue; the waiting tasks of an array are one job."""
+        return tuple(job for job in known(self.jobs, ()) if job.state is JobState.PENDING)
+
+    @property
+    def last_end(self) -> Observed[EndMarker | None]:
+        """The end marker of the newest attempt; None where it left none, or where there is no attempt."""
+        if isinstance(self.attempts, Unknown):
+            return self.attempts
+        newest = max(self.attempts, key=lambda attempt: attempt.changed, default=None)
+        return None if newest is None else newest.end
 
     def unknowns(self) -> tuple[str, ...]:
         """Everything that could not be observed, as `what: why`, one line each."""
@@ -170,7 +211,8 @@ class Snapshot:
         causes: dict[str, list[str]] = {}
         for name in (
             "jobs", "nodes", "steps", "heartbeats", "attempts",
-            "checkpoints", "kill_switch", "exclusions", "submissions",
+            "checkpoints", "kill_switch", "exclusions", "submissions", "phases", "events", "logs", "node_warnings",
+            "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks", "least_used",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

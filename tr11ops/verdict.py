@@ -72,7 +72,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
     return Verdict(Word.UNKNOWN, f"scheduler unreachable: {why}; {seen}")
 
 
-STALLING = {"stalled", "suspended", "lingering", "two-attempts", "node-lost", "kill-switch-left-on"}
+STALLING = {"hung", "stalled", "suspended", "lingering", "zombie", "two-attempts", "node-lost", "kill-switch-left-on"}
 STARTING_PHASES = {"starting", "loading"}
 
 
@@ -90,8 +90,13 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
         return Verdict(Word.STOPPED, f"{_switch(snapshot.kill_switch)}; {on} is saving and leaving")
-    if life is None:
-        return _no_life(snapshot, job, on)
+    return _no_life(snapshot, job, on) if life is None else _alive(snapshot, life, on)
+
+
+def _alive(snapshot: Snapshot, life: signs.Life, on: str) -> Verdict:
+    hidden = _hidden_life(snapshot)
+    if hidden and not life.is_fresh(snapshot.time):
+        return Verdict(Word.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, life)}, and more cannot be seen: {hidden}")
     if life.phase in STARTING_PHASES:
         return Verdict(Word.STARTING, f"{on}: {life.phase}, {_seen(snapshot, life)}")
     at = "" if life.iteration is None else f" at iteration {life.iteration}"
@@ -119,13 +124,18 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
 def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     if job.state is JobState.CONFIGURING:
         return Verdict(Word.STARTING, f"{on} gets its nodes ready")
-    hidden = next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), None)
-    if hidden is not None or snapshot.doubts:
+    hidden = _hidden_life(snapshot)
+    if hidden or snapshot.doubts:
         why = hidden or snapshot.doubts[0]
         return Verdict(Word.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
     if job.start_time is None:
         return Verdict(Word.UNKNOWN, f"{on} is RUNNING without a sign of life, and when it started is not known")
     return Verdict(Word.STARTING, f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet")
+
+
+def _hidden_life(snapshot: Snapshot) -> str:
+    """Why a sign of life may have been missed; "" when none was."""
+    return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
 
 
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:

@@ -30,12 +30,16 @@ class JobState(StrEnum):
     @property
     def is_active(self) -> bool:
         """True while the job holds, or is just giving back, an allocation."""
-        return self in {JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}
+        return self in _ACTIVE
 
     @property
     def is_final(self) -> bool:
         """True when the scheduler will do nothing more with the job. UNKNOWN is not final."""
-        return self not in {JobState.PENDING, JobState.UNKNOWN} and not self.is_active
+        return self not in _NOT_FINAL
+
+
+_ACTIVE = frozenset({JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
+_NOT_FINAL = _ACTIVE | {JobState.PENDING, JobState.UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Job:
     pending_tasks: tuple[int, ...] = ()
     working_directory: str = ""
     output: str = ""
+    eligible_time: float | None = None  # since when it may start; a release begins it anew
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class BatchRequest:
     comment: str = ""
     signal_seconds_before_limit: int | None = None  # USR1 to the batch script, as `--signal=B:USR1@N`
     hold: bool = False
+    begin: float | None = None  # not to start before this time (seconds since the epoch)
     environment: dict[str, str] = field(default_factory=dict)
 
 

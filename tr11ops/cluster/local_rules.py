@@ -199,6 +199,7 @@ def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     """Why this request can never run here, in one line; None when it can."""
     return (
         _script_fault(request)
+        or ("the embedded scheduler has no begin times" if request.begin is not None else None)
         or _time_fault(request, settings)
         or _resource_fault(request, settings)
         or placement_fault(request.nodes, request.exclude, settings)

@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tr11ops.cluster.base import SchedulerUnreachable
 from tr11ops.cluster.slurm_command import CommandRunner, client_environment, run_command
 from tr11ops.cluster.slurm_text import time_stamp
+from trainer.contract import write_json
 
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
@@ -22,7 +24,8 @@ class SiteRules:
 
     `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches arrays off. `jobs`
     are all that the controller keeps, `submitted_jobs` what one user may have queued and running. `clock` is the
-    controller's time of its answer (seconds since the epoch).
+    controller's time of its answer (seconds since the epoch). `job_completions` is the text file in which it notes
+    each job that has ended (JobCompType=jobcomp/filetxt).
     """
 
     largest_array_size: int | None = None
@@ -32,6 +35,7 @@ class SiteRules:
     clock: float | None = None
     accounts: tuple[str, ...] = ()
     qualities: tuple[str, ...] = ()
+    job_completions: str = ""
 
     @property
     def has_arrays(self) -> bool:
@@ -77,7 +81,13 @@ def read_site(
         clock=time_stamp(stamp["time"]) if stamp else None,
         accounts=accounts,
         qualities=qualities,
+        job_completions=settings.get("JobCompLoc", "") if "filetxt" in settings.get("JobCompType", "") else "",
     )
+
+
+def keep_site(path: Path, rules: SiteRules) -> None:
+    """Put on record what later looks need, so that they need not ask. Raises OSError as the file system does."""
+    write_json(path, {"schema": 1, "version": rules.version, "job_completions": rules.job_completions})
 
 
 def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:

@@ -122,6 +122,7 @@ def job(value: Mapping[str, Any]) -> Job:
         pending_tasks=task_numbers(waiting) if array_id and task_id is None and not state.is_final else (),
         working_directory=directory,
         output=output,
+        eligible_time=_time(value.get("eligible_time")),
     )
 
 

@@ -158,8 +158,8 @@ def records(text: str, first_key: str) -> list[dict[str, str]]:
 def job_from_record(record: Mapping[str, str]) -> Job:
     """A Job of one record of `scontrol show job`."""
     state = job_state(record.get("JobState", ""))
-    code, signal = _exit_pair(record.get("ExitCode", ""))
-    derived = _exit_pair(record.get("DerivedExitCode", ""))
+    code, signal = exit_pair(record.get("ExitCode", ""))
+    derived = exit_pair(record.get("DerivedExitCode", ""))
     tasks = record.get("ArrayTaskId", "")
     raw_id = record["JobId"]
     array_id = record.get("ArrayJobId")
@@ -191,6 +191,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         working_directory=text_value(record.get("WorkDir", "")),
         # for waiting tasks Slurm fills in its number for "none"
         output=output.replace("4294967294", "%a") if waiting else output,
+        eligible_time=time_stamp(record.get("EligibleTime", "")),
     )
 
 
@@ -206,7 +207,8 @@ def shell_exit_code(code: int | None, signal: int | None) -> int | None:
     return code or (128 + signal if signal else code)
 
 
-def _exit_pair(text: str) -> tuple[int | None, int | None]:
+def exit_pair(text: str) -> tuple[int | None, int | None]:
+    """Exit code and signal of "3:0"; no signal where it is 0."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     return (int(match[1]), int(match[2]) or None) if match else (None, None)
 

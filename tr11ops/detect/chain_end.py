@@ -6,21 +6,33 @@ from collections.abc import Iterator
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.snapshot import Snapshot, Unknown
 from tr11ops.units import duration
+
+NAME = "chain-end"
+NEEDS = ("jobs", "kill_switch", "steps", "submissions")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A warning from one task before the end on: a new submission takes its time in the queue."""
+    """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that trains next.
+
+    Silent when those that are left cover the rest of the training.
+    """
     active, waiting = signs.active_jobs(snapshot), signs.startable_jobs(snapshot)
     if (not active and not waiting) or snapshot.kill_switch is not None:
         return
+    if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
+        return  # what is left to train, or to queue, cannot be told
     tasks = signs.queued_tasks(waiting) + len(active) + signs.tasks_to_come(snapshot)
     remaining, covered = signs.remaining_seconds(snapshot), signs.queue_coverage_seconds(snapshot)
-    if tasks > 2 or (remaining is not None and covered is not None and remaining <= covered):
+    behind = tasks - 1
+    if behind >= snapshot.run.operation.tasks_left:
+        return
+    if remaining is not None and covered is not None and remaining <= covered:
         return
     last = "the last task of the queue " + ("is running" if active else "is waiting")
-    title = last if tasks == 1 else "one more task is queued after this one" if active else "two tasks are queued"
+    more = "one more task is" if behind == 1 else f"{behind} more tasks are"
+    title = last if behind < 1 else f"{more} queued after " + ("this one" if active else "the next one")
     evidence = []
     if remaining is not None:
         held = "" if covered is None else f", the queue holds {duration(covered)}"
@@ -28,7 +40,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     newest = max((*active, *waiting), key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0)
     after = newest.array_id or newest.raw_id
     yield Finding(
-        "chain-end",
+        NAME,
         Severity.WARNING,
         title,
         subject=after,

@@ -1,37 +1,80 @@
-"""The training goes on, but its checkpoints do not keep up: a fault now costs more than one save interval."""
+"""The training goes on, but its checkpoints do not keep up: a fault now costs more than one save interval.
+
+What to do: `tr11 logs`, look for `SAVE FAILED`; make room on the disk; `tr11 checkpoint-now`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.snapshot import Checkpoint, Snapshot, Unknown
 from tr11ops.units import duration
+
+NAME = "checkpoint-overdue"
+NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases")
 
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
 CRITICAL_INTERVALS = 2.5
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Counts iterations since the newest sound checkpoint, while a job is active."""
-    interval, done = snapshot.run.checkpoint_interval, signs.iteration(snapshot)
-    checkpoints = snapshot.checkpoints
-    if isinstance(checkpoints, Unknown) or interval is None or done is None or not signs.active_jobs(snapshot):
+    """Counts iterations, and minutes of training, since the newest sound checkpoint, while a job is active.
+
+    A save that is under way may take as long as one has taken, and more.
+    """
+    checkpoints, done = snapshot.checkpoints, signs.iteration(snapshot)
+    if isinstance(checkpoints, Unknown) or done is None or not signs.active_jobs(snapshot):
         return
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:
         return  # checkpoint-unsound has said it
-    unsaved = done - (sound.step if sound else 0)
-    if unsaved <= WARN_INTERVALS * interval:
+    intervals, title = max(_of_iterations(snapshot, sound, done), _of_minutes(snapshot, sound))
+    if intervals <= WARN_INTERVALS or _is_saving(snapshot):
         return
-    pace = signs.seconds_per_iteration(snapshot)
+    unsaved, pace = max(0, done - (sound.step if sound else 0)), signs.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
     yield Finding(
-        "checkpoint-overdue",
-        Severity.CRITICAL if unsaved > CRITICAL_INTERVALS * interval else Severity.WARNING,
-        f"no checkpoint for {unsaved} iterations (the interval is {interval})",
+        NAME,
+        Severity.CRITICAL if intervals > CRITICAL_INTERVALS else Severity.WARNING,
+        title,
         evidence=(f"iteration {done}, {since}{at_stake}",),
         fix=signs.command(snapshot, "logs"),
     )
+
+
+def _of_iterations(snapshot: Snapshot, sound: Checkpoint | None, done: int) -> tuple[float, str]:
+    """How many save intervals are not saved, and the sentence that says so."""
+    interval = snapshot.run.checkpoint_interval
+    if interval is None:
+        return 0.0, ""
+    unsaved = done - (sound.step if sound else 0)
+    return unsaved / interval, f"no checkpoint for {unsaved} iterations (the interval is {interval})"
+
+
+def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, str]:
+    """The same by the clock: from the newest checkpoint, or from the launch's first step where that is later."""
+    minutes = snapshot.run.training.checkpoint_minutes
+    names = frozenset().union(*(signs.identifiers(job) for job in signs.active_jobs(snapshot)))
+    stepped = signs.step_times(snapshot, names)
+    if minutes is None or not stepped:
+        return 0.0, ""
+    began = bounds.launch_trained_since(snapshot, names)
+    since = max([min(stepped) if began is None else began, *([sound.created] if sound and sound.created else [])])
+    late = max(0.0, snapshot.time - since)
+    # What a save takes is no delay: the interval counts from the begin of one to the begin of the next.
+    saved_in = bounds.longest(snapshot, "saving") or 0.0
+    return (late - saved_in) / (60.0 * minutes), (
+        f"no checkpoint for {duration(late)} of training (the interval is {duration(60.0 * minutes)})"
+    )
+
+
+def _is_saving(snapshot: Snapshot) -> bool:
+    """Whether a save stops the training right now, for no longer than its patience."""
+    for job in signs.active_jobs(snapshot):
+        life = signs.life_of(snapshot, job)
+        if life is not None and life.phase == "saving" and life.is_fresh(snapshot.time):
+            return True
+    return False

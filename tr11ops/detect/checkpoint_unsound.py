@@ -9,6 +9,9 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot, Unknown
 from trainer.contract import checkpoint_name
 
+NAME = "checkpoint-unsound"
+NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats")
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL when no sound checkpoint was found at all, although there are some."""
@@ -17,10 +20,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     sound = checkpoints.newest_sound
     bad = [entry for entry in checkpoints.examined if not entry.is_sound]
-    saving = any(
-        beat.phase == "saving" for job in signs.active_jobs(snapshot) for beat in signs.beats_of(snapshot, job)
-    )
-    if bad and saving and not bad[0].complete:
+    if bad and not bad[0].complete and _may_be_saving(snapshot):
         bad = bad[1:]
     if bad:
         lines = [
@@ -28,7 +28,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         ]
         fall_back = f"a resume takes {checkpoint_name(sound.step)}" if sound else "no sound checkpoint was found"
         yield Finding(
-            "checkpoint-unsound",
+            NAME,
             Severity.WARNING if sound else Severity.CRITICAL,
             f"{checkpoint_name(bad[0].step)} is not whole; {fall_back}",
             subject=str(bad[0].step),
@@ -37,8 +37,16 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     latest = checkpoints.latest
     if isinstance(latest, int) and latest not in checkpoints.steps:
         yield Finding(
-            "checkpoint-unsound",
+            NAME,
             Severity.WARNING if sound else Severity.CRITICAL,
             f"latest names {checkpoint_name(latest)}, which is not there",
             subject=f"latest-{latest}",
         )
+
+
+def _may_be_saving(snapshot: Snapshot) -> bool:
+    """Whether a rank is saving, or nobody can see that none is."""
+    if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.heartbeats, Unknown):
+        return True
+    active = signs.active_jobs(snapshot)
+    return any(beat.phase == "saving" for job in active for beat in signs.beats_of(snapshot, job))

@@ -8,6 +8,9 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot
 
+NAME = "dead-chain"
+NEEDS = ("jobs",)
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding per queued job, by the scheduler's own reason: PENDING is not waiting."""
@@ -15,10 +18,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if signs.is_dead(job):
             evidence = (f"dependency: {job.dependency}",) if job.dependency else ()
             yield Finding(
-                "dead-chain",
+                NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} can never start: {job.reason}",
-                subject=job.job_id,
+                subject=job.array_id or job.raw_id,
                 evidence=evidence,
                 fix=signs.command(snapshot, "launch --repair"),
             )

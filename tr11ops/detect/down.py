@@ -9,6 +9,9 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.snapshot import Snapshot, Unknown, known
 
+NAME = "down"
+NEEDS = ("jobs", "kill_switch", "attempts", "last_end", "heartbeats")
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Silent unless jobs and the kill switch were really seen: absence is never concluded from silence."""
@@ -20,8 +23,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if isinstance(snapshot.attempts, Unknown) or signs.last_end_is_unknown(snapshot):
         return
+    if isinstance(snapshot.heartbeats, Unknown):
+        return  # it may train outside the scheduler
     yield Finding(
-        "down",
+        NAME,
         Severity.CRITICAL,
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),

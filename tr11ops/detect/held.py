@@ -6,18 +6,28 @@ from collections.abc import Iterator
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.snapshot import Snapshot, known
+
+NAME = "held"
+NEEDS = ("jobs",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL when nothing else of the run can run, else a warning that the chain stops after the present task."""
+    """CRITICAL when nothing else of the run can run, else a warning that the chain stops after the present task.
+
+    One finding for each array. What tr11 holds, by its own record, is released by `tr11 resume`.
+    """
     idle = not signs.active_jobs(snapshot) and not signs.startable_jobs(snapshot) and snapshot.kill_switch is None
-    for job in signs.pending_jobs(snapshot):
-        if signs.is_held(job):
-            yield Finding(
-                "held",
-                Severity.CRITICAL if idle else Severity.WARNING,
-                f"job {job.job_id} is held ({job.reason}): it starts when it is released",
-                subject=job.job_id,
-                fix=signs.scheduler_command(snapshot, "scontrol release", job),
-            )
+    record = {entry.job: entry for entry in known(snapshot.holds, ())}
+    held = {job.array_id or job.raw_id: job for job in signs.pending_jobs(snapshot) if signs.is_held(job)}
+    for number, job in held.items():
+        by = record.get(number)
+        release = signs.scheduler_command(snapshot, "scontrol release", job)
+        yield Finding(
+            NAME,
+            Severity.CRITICAL if idle else Severity.WARNING,
+            f"job {job.job_id} is held ({job.reason}): it starts when it is released",
+            subject=number,
+            evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
+            fix=release if by is None else signs.command(snapshot, "resume"),
+        )

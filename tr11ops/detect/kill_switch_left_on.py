@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import signs
+from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import KillSwitch, Snapshot
 from tr11ops.units import duration
 
+NAME = "kill-switch-left-on"
+NEEDS = ("kill_switch", "jobs")
+
+FORGOTTEN_SECONDS = signs.DAY  # what waits keeps its place in the queue for as long; sites do not like it for ever
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A set switch makes every queued task leave at once, one after another, until the queue is empty."""
+    """WARNING while queued tasks would start and leave at once, one after another, or while work has waited for a day.
+
+    CRITICAL when a job runs on long after the switch was set.
+    """
     switch = snapshot.kill_switch
     if not isinstance(switch, KillSwitch):
         return
@@ -24,17 +32,27 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if queued:
         word = "the queued task" if queued == 1 else f"all {queued} queued tasks"
         yield Finding(
-            "kill-switch-left-on",
+            NAME,
             Severity.WARNING,
             f"the kill switch is set: {word} will leave at once",
             evidence=evidence,
             fix=release,
         )
     age = None if switch.time is None else snapshot.time - switch.time
+    held = signs.pending_jobs(snapshot)
+    tasks = "1 task" if signs.queued_tasks(held) == 1 else f"{signs.queued_tasks(held)} tasks"
+    if not queued and held and age is not None and age > FORGOTTEN_SECONDS:
+        yield Finding(
+            NAME,
+            Severity.WARNING,
+            f"the kill switch has been set for {duration(age)} and work of the run ({tasks}) is held",
+            evidence=evidence,
+            fix=release,
+        )
     for job in signs.active_jobs(snapshot):
-        if job.state is JobState.RUNNING and age is not None and age > signs.OTHER_PHASE_SECONDS:
+        if job.state is JobState.RUNNING and age is not None and age > bounds.UNLEARNED_SECONDS:
             yield Finding(
-                "kill-switch-left-on",
+                NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} still runs {duration(age)} after the kill switch was set",
                 subject=job.job_id,

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.snapshot import Snapshot, Unknown
 from tr11ops.units import duration
+
+NAME = "lingering"
+NEEDS = ("jobs", "attempts", "heartbeats", "steps")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Fires a while after the end marker, unless a later launch in the same allocation is alive."""
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+        return  # a later launch may be alive
     for job in signs.active_jobs(snapshot):
         marker = signs.marker_of(snapshot, signs.identifiers(job))
         if marker is None:
@@ -22,7 +27,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         age = snapshot.time - marker.time
         if age > signs.LEAVING_SECONDS:
             yield Finding(
-                "lingering",
+                NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
                 subject=job.job_id,

@@ -9,6 +9,9 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot, known
 
+NAME = "loss-not-finite"
+NEEDS = ("steps",)
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Looks at the last step only: a training that recovered by itself has skipped the bad batch."""
@@ -23,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     first, last = steps[-bad].record, steps[-1].record
     at_least = "" if bad < len(steps) else " at least"
     yield Finding(
-        "loss-not-finite",
+        NAME,
         Severity.CRITICAL,
         f"the loss is not a number since{at_least} iteration {first.iteration}",
         evidence=(f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}",),

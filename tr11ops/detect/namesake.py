@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot
 
+NAME = "namesake"
+NEEDS = ("jobs",)
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One remark for all jobs of that name that still run or wait; such jobs count for nothing else."""
@@ -15,7 +18,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         named = ", ".join(f"{job.job_id} of {job.user}" for job in strangers[:3])
         more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
         yield Finding(
-            "namesake",
+            NAME,
             Severity.INFO,
             f"not of this run, though of its name: {named}{more}",
             subject=strangers[0].job_id,

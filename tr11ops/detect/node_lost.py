@@ -8,6 +8,9 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot, known
 
+NAME = "node-lost"
+NEEDS = ("jobs", "nodes")
+
 DEAD_STATES = frozenset({"down", "not_responding", "fail"})
 
 
@@ -28,4 +31,4 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         )
         severity = Severity.CRITICAL if zombie else Severity.WARNING
         fix = signs.scheduler_command(snapshot, "scancel", job) if zombie else signs.command(snapshot, "logs")
-        yield Finding("node-lost", severity, title, subject=job.job_id, evidence=evidence, fix=fix)
+        yield Finding(NAME, severity, title, subject=job.job_id, evidence=evidence, fix=fix)

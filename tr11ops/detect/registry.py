@@ -1,53 +1,125 @@
-"""All detectors. A new one is a file with `detect(snapshot) -> Iterator[Finding]`, and a line here."""
+"""All detectors. A new one is a file with NAME, NEEDS and `detect(snapshot) -> Iterator[Finding]`, and a line here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from tr11ops.detect import (
+    backup_overdue,
     chain_end,
     checkpoint_overdue,
     checkpoint_unsound,
+    clock_skew,
+    counters_jump,
+    cron_dead,
     dead_chain,
     down,
+    exclusion_cap,
+    exclusion_due,
+    filesystem_filling,
+    filesystem_full,
+    gradient_norm,
     held,
+    hung,
     kill_switch_left_on,
     lingering,
+    log_not_growing,
     loss_not_finite,
+    loss_spike,
     namesake,
     node_lost,
+    periodic_job_failed,
+    purge_near,
+    queued_too_long,
+    slow,
+    slow_node,
     stalled,
     suspended,
+    sync_overdue,
     two_attempts,
     unfinished_end,
     zombie,
 )
 from tr11ops.detect.finding import Finding
-from tr11ops.snapshot import Snapshot
+from tr11ops.snapshot import Snapshot, Unknown
 
-Detector = Callable[[Snapshot], Iterator[Finding]]
+
+class Detector(Protocol):
+    """A module of `tr11ops/detect/`: one fault, judged from a snapshot alone.
+
+    `NAME` is the file's name with hyphens. `NEEDS` are the observations without which it cannot judge, as attributes of
+    the Snapshot, dotted where a part of one is meant (`checkpoints.latest`): where one of them is Unknown, its silence
+    means nothing.
+    """
+
+    @property
+    def NAME(self) -> str: ...
+
+    @property
+    def NEEDS(self) -> tuple[str, ...]: ...
+
+    def detect(self, snapshot: Snapshot, /) -> Iterator[Finding]:
+        """The findings; none where the fault is not there, or where what is needed is Unknown."""
+        ...
+
 
 DETECTORS: tuple[Detector, ...] = (
-    down.detect,
-    two_attempts.detect,
-    stalled.detect,
-    suspended.detect,
-    lingering.detect,
-    zombie.detect,
-    node_lost.detect,
-    dead_chain.detect,
-    held.detect,
-    chain_end.detect,
-    kill_switch_left_on.detect,
-    unfinished_end.detect,
-    loss_not_finite.detect,
-    checkpoint_unsound.detect,
-    checkpoint_overdue.detect,
-    namesake.detect,
+    down,
+    two_attempts,
+    hung,
+    stalled,
+    suspended,
+    lingering,
+    zombie,
+    node_lost,
+    dead_chain,
+    held,
+    queued_too_long,
+    chain_end,
+    kill_switch_left_on,
+    unfinished_end,
+    loss_not_finite,
+    loss_spike,
+    gradient_norm,
+    counters_jump,
+    slow,
+    slow_node,
+    log_not_growing,
+    checkpoint_unsound,
+    checkpoint_overdue,
+    backup_overdue,
+    sync_overdue,
+    filesystem_full,
+    filesystem_filling,
+    purge_near,
+    exclusion_cap,
+    exclusion_due,
+    periodic_job_failed,
+    cron_dead,
+    clock_skew,
+    namesake,
 )
 
 
 def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Every detector's findings, the most severe first, otherwise in the order of the registry."""
-    findings = [finding for detector in DETECTORS for finding in detector(snapshot)]
+    findings = [finding for detector in DETECTORS for finding in detector.detect(snapshot)]
     return tuple(sorted(findings, key=lambda finding: -finding.severity))
+
+
+def blind(snapshot: Snapshot) -> frozenset[str]:
+    """The names of the detectors that could not judge: no fault of theirs is over because they are silent."""
+    return frozenset(
+        detector.NAME for detector in DETECTORS if any(is_hidden(snapshot, need) for need in detector.NEEDS)
+    )
+
+
+def is_hidden(snapshot: Snapshot, need: str) -> bool:
+    """Whether an observation, or what holds it, is Unknown. Raises AttributeError for one that there is not."""
+    value: object = snapshot
+    for name in need.split("."):
+        value = getattr(value, name)
+        if isinstance(value, Unknown):
+            return True
+    return False

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect import bounds
 from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from tr11ops.training import TRAINING_PHASES
 from trainer.contract import EndMarker, Heartbeat
 
 MINUTE = 60.0
@@ -21,9 +23,7 @@ DAY = 86400.0
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 RECENT_STEPS = 100
-STALL_FACTOR = 10.0  # iterations' worth of silence before a training counts as stalled
-STALL_FLOOR_SECONDS = 120.0  # shorter silences say nothing: files on shared file systems are seen late
-OTHER_PHASE_SECONDS = HOUR  # start-up, evaluation and saving of the largest run stay well below it
+COMMAND_GROUPS = frozenset({"alerts", "checkpoints", "cron", "nodes"})  # of two words each
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
 # Reasons for which a pending job waits for a person, not for nodes. Prefixes, as versions of Slurm add words.
@@ -48,12 +48,12 @@ DEAD_REASONS = (
 # ----------------------------------------------------------------------------- jobs
 def active_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     """Jobs of this run that hold an allocation; empty also where jobs are unknown."""
-    return tuple(job for job in known(snapshot.jobs, ()) if job.state.is_active)
+    return snapshot.active_jobs
 
 
 def pending_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     """Jobs of this run in the queue; the waiting tasks of an array are one job."""
-    return tuple(job for job in known(snapshot.jobs, ()) if job.state is JobState.PENDING)
+    return snapshot.pending_jobs
 
 
 def is_held(job: Job) -> bool:
@@ -67,7 +67,10 @@ def is_dead(job: Job) -> bool:
 
 def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     """Pending jobs that will start without a person's help."""
-    return tuple(job for job in pending_jobs(snapshot) if not is_held(job) and not is_dead(job))
+    waiting = pending_jobs(snapshot)  # thousands may share a few reasons: each is looked at once
+    reasons = {job.reason: job for job in waiting}
+    hopeless = {reason for reason, job in reasons.items() if is_held(job) or is_dead(job)}
+    return tuple(job for job in waiting if job.reason not in hopeless) if hopeless else waiting
 
 
 def queued_tasks(jobs: tuple[Job, ...]) -> int:
@@ -79,6 +82,11 @@ def tasks_to_come(snapshot: Snapshot) -> int:
     living = {job.array_id or job.raw_id for job in (*active_jobs(snapshot), *startable_jobs(snapshot))}
     own = [entry for entry in known(snapshot.submissions, ()) if entry.job_id in living and entry.chain == "self"]
     return min((entry.left for entry in own), default=0)
+
+
+def first_submission(snapshot: Snapshot) -> float | None:
+    """When the run was first submitted; None where no submission is on record."""
+    return min((entry.time for entry in known(snapshot.submissions, ())), default=None)
 
 
 def identifiers(job: Job) -> frozenset[str]:
@@ -164,8 +172,12 @@ def queue_coverage_seconds(snapshot: Snapshot) -> float | None:
     if isinstance(snapshot.jobs, Unknown):
         return None
     covered = longest = 0.0
+    known_limits: dict[int | None, float | None] = {}
     for job in (*active_jobs(snapshot), *startable_jobs(snapshot)):
-        whole = task_seconds(snapshot, job)
+        limit = job.time_limit_seconds
+        if limit not in known_limits:
+            known_limits[limit] = task_seconds(snapshot, job)
+        whole = known_limits[limit]
         if whole is None:
             return None
         if job.state is JobState.PENDING:
@@ -213,30 +225,41 @@ def life_of(snapshot: Snapshot, job: Job | None) -> Life | None:
     """
     beats = beats_of(snapshot, job)
     names = identifiers(job) if job is not None else frozenset(beat.job_id for beat in beats)
-    stepped = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
+    stepped = step_times(snapshot, names)
     if beats:
         last = max(beats, key=lambda beat: beat.time)
-        slowest = max(beats, key=lambda beat: _patience(snapshot, beat.phase, bool(stepped)))
+        patience = {phase: patience_in(snapshot, phase, bool(stepped)) for phase in {beat.phase for beat in beats}}
+        slowest = max(beats, key=lambda beat: patience[beat.phase])
         return Life(
             time=max([last.time, *stepped]),
             phase=slowest.phase,
             iteration=max(beat.iteration for beat in beats),
-            patience=_patience(snapshot, slowest.phase, bool(stepped)),
+            patience=patience[slowest.phase],
             job_id=last.job_id,
             ranks=len(beats),
         )
-    if stepped and not beats:
-        patience = _patience(snapshot, TRAINING_PHASE, stepped=True)
-        return Life(max(stepped), TRAINING_PHASE, iteration(snapshot), patience, known(snapshot.steps, ())[-1].job_id)
+    if stepped:
+        patience_of_steps = patience_in(snapshot, TRAINING_PHASE, stepped=True)
+        newest = known(snapshot.steps, ())[-1].job_id
+        return Life(max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest)
     return None
 
 
-def _patience(snapshot: Snapshot, phase: str, stepped: bool) -> float:
-    """Silence that is normal in a phase. Before an attempt's first finished step even `training` takes its time."""
+def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
+    """When the newest launch of an attempt finished its steps, as far as they are seen."""
+    began = bounds.launch_began(snapshot, names)
+    found = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
+    return [time for time in found if began is None or time >= began]
+
+
+def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
+    """Silence that is normal in a phase. Before a launch's first finished step even `training` takes its time."""
     pace = seconds_per_iteration(snapshot)
-    if phase != TRAINING_PHASE or not stepped or pace is None:
-        return OTHER_PHASE_SECONDS
-    return max(STALL_FLOOR_SECONDS, STALL_FACTOR * pace)
+    if phase not in TRAINING_PHASES:
+        return bounds.phase_patience(snapshot, phase)
+    if not stepped or pace is None:
+        return bounds.first_step_patience(snapshot)
+    return bounds.training_patience(snapshot, pace)
 
 
 def life_outside(snapshot: Snapshot) -> Life | None:
@@ -244,16 +267,17 @@ def life_outside(snapshot: Snapshot) -> Life | None:
     life = life_of(snapshot, None)
     if life is None or life.phase == ENDED_PHASE or not life.is_fresh(snapshot.time):
         return None
-    if any(life.job_id in identifiers(job) for job in known(snapshot.jobs, ())):
+    if any(life.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
         return None
     return life if marker_of(snapshot, frozenset({life.job_id})) is None else None
 
 
 def command(snapshot: Snapshot, words: str) -> str:
     """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
-    name, *rest = words.split(" ", 1)
+    parts = words.split(" ")
+    name = 2 if parts[0] in COMMAND_GROUPS else 1
     card = ["--run", shlex.quote(snapshot.run.card)] if snapshot.run.card else []
-    return " ".join(["tr11", name, *card, *rest])
+    return " ".join(["tr11", *parts[:name], *card, *parts[name:]])
 
 
 def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:

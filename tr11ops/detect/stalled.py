@@ -1,51 +1,78 @@
-"""A job holds its nodes, but the training gives no sign of life for longer than its phase explains."""
+"""A job holds its nodes and shows life, or never showed any, but no iteration is finished.
+
+Ranks that wait for data, for a file system, for each other. (Ranks that stand still are `hung`.) What to do:
+`tr11 logs`, see what they wait for; stop the run when it does not come back.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import signs
+from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.training import TRAINING_PHASES
 from tr11ops.units import duration
+
+NAME = "stalled"
+NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Phase-aware: saving, evaluating and start-up may be silent for long; training only for some iterations."""
+    """Counts from the last iteration, or from the end of the save or evaluation after it; never during one."""
     for job in signs.active_jobs(snapshot):
-        if job.state is JobState.RUNNING:
-            yield from _of_job(snapshot, job)
+        if job.state is not JobState.RUNNING:
+            continue
+        life = signs.life_of(snapshot, job)
+        if life is None:
+            yield from _without_life(snapshot, job)
+        elif life.is_fresh(snapshot.time) and life.phase in TRAINING_PHASES:
+            yield from _without_progress(snapshot, job, life)
 
 
-def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    life = signs.life_of(snapshot, job)
-    if life is None:
-        if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.doubts:
-            return
-        silent = None if job.start_time is None else snapshot.time - job.start_time
-        over = signs.marker_of(snapshot, signs.identifiers(job)) is not None
-        if silent is not None and silent > signs.OTHER_PHASE_SECONDS and not over:
-            title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
-            yield _finding(snapshot, job, title, ())
+def _without_life(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.doubts:
         return
-    marker = signs.marker_of(snapshot, signs.identifiers(job))
-    if life.is_fresh(snapshot.time) or (marker is not None and marker.time >= life.time):
+    silent = None if job.start_time is None else snapshot.time - job.start_time
+    over = signs.marker_of(snapshot, signs.identifiers(job)) is not None
+    if silent is not None and silent > bounds.UNLEARNED_SECONDS and not over:
+        title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
+        yield _finding(snapshot, job, title, ())
+
+
+def _without_progress(snapshot: Snapshot, job: Job, life: signs.Life) -> Iterator[Finding]:
+    names = signs.identifiers(job)
+    pace, finished = signs.seconds_per_iteration(snapshot), signs.step_times(snapshot, names)
+    if isinstance(snapshot.phases, Unknown) or pace is None or not finished:
+        return  # a first step that takes too long is silent: it hangs
+    last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
+    if life.iteration is not None and life.iteration > last + facts.log_interval:
+        return  # it trains on, and the log does not tell: log-not-growing
+    since = bounds.trains_since(snapshot, names)
+    patience = bounds.training_patience(snapshot, pace, facts.log_interval)
+    if since is None:  # an older trainer, which keeps no phases: there may have been a save or an evaluation
+        since, patience = max(finished), max(patience, bounds.UNLEARNED_SECONDS)
+    silent = snapshot.time - max(since, *finished)
+    if silent <= patience:
         return
     title = (
-        f"job {job.job_id}: no sign of life for {duration(life.silent_for(snapshot.time))}"
-        f" while {life.phase} (normal: up to {duration(life.patience)})"
+        f"job {job.job_id}: no iteration after {last} for {duration(silent)}, though its ranks show life"
+        f" (normal: up to {duration(patience)})"
     )
-    oldest = sorted(signs.beats_of(snapshot, job), key=lambda beat: (beat.iteration, beat.time))[:3]
-    evidence = tuple(
-        f"rank {beat.rank} on {beat.host}: {beat.phase}, iteration {beat.iteration},"
-        f" {duration(snapshot.time - beat.time)} ago"
-        for beat in oldest
-    )
-    yield _finding(snapshot, job, title, evidence)
+    beats = signs.beats_of(snapshot, job)
+    phases = Counter(beat.phase for beat in beats)
+    where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
+    evidence = [f"{facts.stall_iterations:g} iterations of {pace:.3g} s are normal"]
+    if where:
+        evidence.append(
+            f"{len(beats)} ranks: {where}; last sign of life {duration(life.silent_for(snapshot.time))} ago"
+        )
+    yield _finding(snapshot, job, title, tuple(evidence))
 
 
 def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]) -> Finding:
     return Finding(
-        "stalled", Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=signs.command(snapshot, "logs")
+        NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=signs.command(snapshot, "logs")
     )

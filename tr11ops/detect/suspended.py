@@ -9,13 +9,16 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot
 
+NAME = "suspended"
+NEEDS = ("jobs",)
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for each suspended job."""
     for job in signs.active_jobs(snapshot):
         if job.state is JobState.SUSPENDED:
             yield Finding(
-                "suspended",
+                NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} is suspended",
                 subject=job.job_id,

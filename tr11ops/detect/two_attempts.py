@@ -9,6 +9,9 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot
 
+NAME = "two-attempts"
+NEEDS = ("jobs",)
+
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for all of them; the fix cancels the one that started last."""
@@ -20,7 +23,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     names = ", ".join(job.job_id for job in running)
     yield Finding(
-        "two-attempts",
+        NAME,
         Severity.CRITICAL,
         f"{len(running)} jobs of this run are running at once: {names}",
         subject=names,

@@ -9,6 +9,9 @@ from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
 
+NAME = "unfinished-end"
+NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
+
 BAD_REASONS = frozenset({"error", "refused"})
 
 
@@ -16,6 +19,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card)."""
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown):
         return
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+        return  # an attempt that lives outside the scheduler would count as ended
     jobs = {name: job for job in snapshot.jobs for name in signs.identifiers(job)}
     outside = signs.life_outside(snapshot)
     row: list[Attempt] = []
@@ -32,8 +37,18 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         severity = Severity.CRITICAL if len(row) > 1 else Severity.WARNING
         if advanced:
             severity = Severity.WARNING if len(row) > 1 else Severity.INFO
-        yield _finding(snapshot, row, jobs, severity)
+        yield _finding(snapshot, row, _told(snapshot, jobs), severity)
     yield from _never_began(snapshot, jobs)
+
+
+def _told(snapshot: Snapshot, jobs: dict[str, Job]) -> dict[str, Job]:
+    """What is known of each job's end: the scheduler's own log says more than its queue, and remembers longer."""
+    found = dict(jobs)
+    for job in known(snapshot.ended_jobs, ()):
+        shown = jobs.get(job.raw_id)
+        if shown is None or (shown.state.is_final and shown.submit_time == job.submit_time):
+            found[job.raw_id] = job
+    return found
 
 
 def is_bad(attempt: Attempt) -> bool:
@@ -75,7 +90,7 @@ def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], sever
         f"{entry.label or entry.job_id}: {how_it_ended(entry, jobs.get(entry.job_id))}" for entry in row[:3]
     )
     fix = signs.command(snapshot, "logs")
-    return Finding("unfinished-end", severity, title, subject=label, evidence=evidence, fix=fix)
+    return Finding(NAME, severity, title, subject=label, evidence=evidence, fix=fix)
 
 
 def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
@@ -89,7 +104,7 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
         if ended > oldest and not signs.identifiers(job) & attempts:
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             yield Finding(
-                "unfinished-end",
+                NAME,
                 Severity.WARNING,
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.units import duration
+
+NAME = "zombie"
+NEEDS = ("jobs", "nodes", "attempts", "heartbeats", "steps")
 
 SILENCE_SECONDS = 120.0  # of trainers whose pace is not known
 SHORTEST_SILENCE_SECONDS = 30.0  # files on a shared file system are seen late
@@ -34,7 +37,12 @@ def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
 
 
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:
-    """How much longer the job's trainers must be silent before they count as gone; 0 when they do."""
+    """How much longer the job's trainers must be silent before they count as gone; 0 when they do.
+
+    Trainers that cannot be seen are not gone: their silence begins when they can.
+    """
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+        return _patience(snapshot)
     life = signs.life_of(snapshot, job)
     return 0.0 if life is None else max(0.0, _patience(snapshot) - life.silent_for(snapshot.time))
 
@@ -58,7 +66,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 "" if life is None else f"; the last sign of life is {duration(life.silent_for(snapshot.time))} old"
             )
             yield Finding(
-                "zombie",
+                NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} runs on without its batch script: its host {batch_host(snapshot, job)} is lost",
                 subject=job.job_id,

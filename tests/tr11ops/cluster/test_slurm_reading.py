@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -96,6 +97,40 @@ def test_newer_dialects(version: str) -> None:
     assert failed.task_id is None
     assert failed.time_limit_seconds is None  # infinite
     assert failed.user == "alice"
+
+
+def newer(value: dict[str, Any], version: str) -> dict[str, Any]:
+    """A recorded job of 22.05 in the shape of a newer version, after its schema (data_parser v0.0.39, 40, 42)."""
+    times = {"submit_time", "start_time", "end_time", "eligible_time", "accrue_time", "preempt_time", "suspend_time"}
+    wrapped = {"array_job_id", "array_task_id", "array_max_tasks", "time_limit", "node_count", "priority", "cpus"}
+    exits = {"exit_code", "derived_exit_code"}
+    found = dict(value)
+    for key in wrapped | (times | exits if version != "23.02" else exits):
+        number = value[key]
+        infinite = number == 0xFFFFFFFF
+        found[key] = {"set": number is not None and not infinite, "infinite": infinite, "number": number or 0}
+    if version == "23.02":
+        return found
+    for key in exits:
+        code, signal = value[key] >> 8, value[key] & 0x7F
+        found[key] = {
+            "status": ["SIGNALED" if signal else "ERROR" if code else "SUCCESS"],
+            "return_code": {"set": True, "infinite": False, "number": code},
+            "signal": {"id": {"set": bool(signal), "infinite": False, "number": signal}, "name": ""},
+        }
+    found["job_state"] = [value["job_state"]]
+    if version == "24.11":
+        found |= {key: None for key in ("comment", "dependency", "excluded_nodes", "nodes") if not value[key]}
+        if value["job_state"] == "PENDING":
+            found["job_resources"] = None
+    return found
+
+
+@pytest.mark.parametrize("version", ["23.02", "23.11", "24.11"])
+def test_a_recorded_queue_says_the_same_in_the_shapes_of_newer_versions(version: str) -> None:
+    recorded_reply = json.loads((DATA / "22.05" / "squeue.json").read_text())
+    reshaped = {**recorded_reply, "jobs": [newer(job, version) for job in recorded_reply["jobs"]]}
+    assert slurm_json.jobs(reshaped) == slurm_json.jobs(recorded_reply)
 
 
 def test_states_with_flags_and_states_of_the_future() -> None:

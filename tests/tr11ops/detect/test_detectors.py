@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tr11ops.detect.test_operation_detectors import OPERATION
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
@@ -86,25 +87,25 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "down",
         ["CRITICAL"],
     ),
-    # stalled
-    ("training in time", snapshot(heartbeats=beats(age=17 * 60)), "stalled", []),
+    # hung, stalled
+    ("training in time", snapshot(heartbeats=beats(age=17 * 60)), "hung", []),
     (
         "training too long ago",
         snapshot(heartbeats=beats(age=18 * 60), steps=steps(age=18 * 60)),
-        "stalled",
+        "hung",
         ["CRITICAL"],
     ),
-    ("a step is a sign of life too", snapshot(heartbeats=beats(age=18 * 60)), "stalled", []),
+    ("a step is a sign of life too", snapshot(heartbeats=beats(age=18 * 60)), "hung", []),
     (
         "saving takes its time",
         snapshot(heartbeats=beats(age=50 * 60, phase="saving"), steps=steps(age=50 * 60)),
-        "stalled",
+        "hung",
         [],
     ),
     (
         "evaluating",
         snapshot(heartbeats=beats(age=50 * 60, phase="evaluating"), steps=steps(age=50 * 60)),
-        "stalled",
+        "hung",
         [],
     ),
     (
@@ -112,26 +113,26 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         snapshot(
             heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)), steps=steps(age=30 * 60)
         ),
-        "stalled",
+        "hung",
         [],
     ),
     (
         "saving for ever",
         snapshot(heartbeats=beats(age=2 * HOUR, phase="saving"), steps=steps(age=2 * HOUR)),
-        "stalled",
+        "hung",
         ["CRITICAL"],
     ),
     (
         "first step of an attempt",
         snapshot(heartbeats=beats(age=30 * 60), steps=steps(job_id="1006", age=DAY)),
-        "stalled",
+        "hung",
         [],
     ),
-    ("quick steps, short silence", snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)), "stalled", []),
+    ("quick steps, short silence", snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)), "hung", []),
     (
         "quick steps, long silence",
         snapshot(heartbeats=beats(age=130), steps=steps(age=130, pace=0.5)),
-        "stalled",
+        "hung",
         ["CRITICAL"],
     ),
     (
@@ -149,7 +150,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("heartbeats unreadable", snapshot(heartbeats=UNKNOWN, steps=()), "stalled", []),
     ("some heartbeats unreadable", snapshot(heartbeats=(), steps=(), doubts=("heartbeat 3.json: cut",)), "stalled", []),
     ("pending is not stalled", snapshot(jobs=(pending(),), heartbeats=beats(age=DAY)), "stalled", []),
-    ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "stalled", []),
+    ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "hung", []),
     # the nodes
     ("batch host down", snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})), "node-lost", ["CRITICAL"]),
     ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
@@ -330,16 +331,21 @@ def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> 
     assert severities(given_snapshot, detector) == expected
 
 
+ELSEWHERE = {  # those of test_training_detectors.py, which need a course of steps, and of test_operation_detectors.py
+    "slow", "slow-node", "loss-spike", "gradient-norm", "counters-jump", "log-not-growing",
+    *(detector.NAME for detector in OPERATION),
+}  # fmt: skip
+
+
 def test_every_detector_speaks_somewhere_in_the_table() -> None:
     spoken = {finding.detector for row in TABLE for finding in registry.detect_all(row[1])}
-    modules = {detector.__module__.rpartition(".")[2].replace("_", "-") for detector in registry.DETECTORS}
-    assert spoken == modules
+    assert spoken >= {detector.NAME for detector in registry.DETECTORS} - ELSEWHERE
 
 
 def test_the_slowest_ranks_are_named() -> None:
     ranks = (*beats(age=3 * HOUR, ranks=4), *beats(age=4 * HOUR, iteration=31200, ranks=1))
-    (finding,) = found(snapshot(heartbeats=ranks, steps=steps(age=3 * HOUR)), "stalled")
-    assert finding.evidence[0] == "rank 0 on n01: training, iteration 31200, 4 h 00 min ago"
+    (finding,) = found(snapshot(heartbeats=ranks, steps=steps(age=3 * HOUR)), "hung")
+    assert finding.evidence[1] == "rank 0 on n01: training, iteration 31200, 4 h 00 min ago"
 
 
 def test_the_first_cause_is_quoted() -> None:
@@ -390,7 +396,10 @@ def test_a_run_that_is_down_is_launched_as_before_or_looked_into(
     assert finding.fix == typed
 
 
-FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"]
+FIELDS = [
+    "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions", "phases",
+    "events", "logs", "node_warnings",
+]  # fmt: skip
 
 
 @given(

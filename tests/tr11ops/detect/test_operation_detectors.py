@@ -1,0 +1,519 @@
+"""Detectors of the operation around a run: queue, copies, disks, purges, exclusions, periodic jobs, clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    checkpoints,
+    ended,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+    wordless,
+)
+from tr11ops.cluster.base import JobState, Node
+from tr11ops.crontab import state as periodic
+from tr11ops.detect import (
+    backup_overdue,
+    chain_end,
+    clock_skew,
+    cron_dead,
+    exclusion_cap,
+    exclusion_due,
+    filesystem_filling,
+    filesystem_full,
+    held,
+    kill_switch_left_on,
+    periodic_job_failed,
+    purge_near,
+    queued_too_long,
+    registry,
+    sync_overdue,
+)
+from tr11ops.detect.finding import Finding
+from tr11ops.filesystems.history import Usage
+from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts
+from tr11ops.rundir import Submission
+from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot, Unknown
+
+UNKNOWN = Unknown("the disk is away")
+TERA = 2.0**40
+RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
+FACTS = OperationFacts(
+    partition="gpu_p5",
+    allocated_nodes=48,
+    purge_days=30.0,
+    archive_interval=1000,
+    sync_seconds=HOUR,
+    filesystems=(RULE,),
+)
+SUBMITTED = Submission("t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash")
+OPERATION = (
+    queued_too_long,
+    backup_overdue,
+    sync_overdue,
+    filesystem_full,
+    filesystem_filling,
+    purge_near,
+    exclusion_cap,
+    exclusion_due,
+    periodic_job_failed,
+    cron_dead,
+    clock_skew,
+)
+
+
+def nodes(count: int = 52, bad: int = 0) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"n{number:02d}", frozenset({"down"} if number > count - bad else {"idle"}), partitions=("gpu_p5",))
+        for number in range(1, count + 1)
+    )
+
+
+def excluded(count: int, until: float | None = NOW + DAY) -> tuple[Exclusion, ...]:
+    return tuple(
+        Exclusion(f"n{number:02d}", "Xid 79", "tr11", until, (), NOW - 5 * DAY) for number in range(1, count + 1)
+    )
+
+
+def usage(percent: float = 50.0, age: float = HOUR, free: float = 200 * TERA, **changes: Any) -> Usage:
+    values: dict[str, Any] = {"bytes_used": percent * TERA, "bytes_limit": 100 * TERA, "bytes_free": free}
+    return Usage(NOW - age, "SCRATCH", "df", "/scratch", **{**values, **changes})
+
+
+def growing(first: float, last: float, days: int = 10) -> tuple[Usage, ...]:
+    return tuple(usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR) for day in range(days + 1))
+
+
+def job(name: str = "pulse", **changes: Any) -> periodic.JobState:
+    values: dict[str, Any] = {
+        "way": "crontab",
+        "host": "login1",
+        "started": NOW - 600,
+        "ended": NOW - 590,
+        "exit_code": 0,
+        "message": "",
+        "interval_seconds": HOUR,
+        "runs": 100,
+        "failures_in_a_row": 0,
+        "next_due": NOW + 3000,
+    }
+    return periodic.JobState(name, **{**values, **changes})
+
+
+def clock(host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0") -> ClockReading:
+    return ClockReading(host, NOW - age + ahead, NOW - age, what)
+
+
+def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any) -> Snapshot:
+    """A healthy moment with every part of the operation in place; each test changes what it is about."""
+    values: dict[str, Any] = {
+        "nodes": nodes(),
+        "submissions": (SUBMITTED,),
+        "exclusions": excluded(1),
+        "backup": CopyStatus(NOW - 20 * HOUR, 31_000),
+        "sync": CopyStatus(NOW - 1200.0),
+        "checkpoints": checkpoints(steps=(31_000, 31_100, 31_200)),
+        "periodic_jobs": (job(), job("digest", interval_seconds=DAY, next_due=NOW + 20 * HOUR)),
+        "chains": (periodic.ChainState("hourly", "77", NOW - 600, NOW + 3000),),
+        "usage": (usage(age=2 * DAY), usage()),
+        "clocks": (clock(), clock("n02", -1.0)),
+        "least_used": (LeastUsed("data", Path("/scratch/a.bin"), NOW - DAY),),
+    }
+    return with_facts(
+        dataclasses.replace(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000
+    )
+
+
+def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
+    jobs = changes.pop("jobs", (pending(reason=reason, submit_time=NOW - 2 * HOUR, partition="gpu_p5"),))
+    return operated(idle(), jobs=jobs, **changes)
+
+
+def facts(**changes: Any) -> OperationFacts:
+    return dataclasses.replace(FACTS, **changes)
+
+
+def test_a_clean_operation_has_no_findings() -> None:
+    assert registry.detect_all(operated()) == ()
+
+
+def test_a_card_that_asks_for_nothing_is_never_told_anything() -> None:
+    bare = snapshot(submissions=(SUBMITTED,), usage=(usage(99.0),), least_used=(LeastUsed("data", Path("/a"), 0.0),))
+    spoken = {finding.detector for finding in registry.detect_all(bare)}
+    assert not spoken & {detector.NAME for detector in OPERATION}
+
+
+# what is wrong, what is seen, which detector, what it says
+TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
+    # the queue
+    ("waits for nodes for two hours", queued(), queued_too_long, ["WARNING"]),
+    ("since yesterday", queued(jobs=(pending(reason="Priority"),)), queued_too_long, ["CRITICAL"]),
+    ("nodes are down", queued("Nodes_required_for_job_are_DOWN"), queued_too_long, ["WARNING"]),
+    ("no reason given", queued(""), queued_too_long, ["WARNING"]),
+    ("behind the task before it", queued("JobArrayTaskLimit"), queued_too_long, []),
+    ("waits for another job", queued("Dependency"), queued_too_long, []),
+    ("begins tomorrow", queued("BeginTime"), queued_too_long, []),
+    ("held", queued("JobHeldUser"), queued_too_long, []),
+    ("cannot start", queued("DependencyNeverSatisfied"), queued_too_long, []),
+    ("another task trains", operated(jobs=(running(), pending(reason="Resources"))), queued_too_long, []),
+    ("stopped by someone", queued(kill_switch=KillSwitch(Path("k"))), queued_too_long, []),
+    ("whether stopped is unknown", queued(kill_switch=UNKNOWN), queued_too_long, []),
+    ("queue unknown", queued(jobs=UNKNOWN), queued_too_long, []),
+    (
+        "released half an hour ago",
+        queued(jobs=(pending(reason="Resources", eligible_time=NOW - 1800),)),
+        queued_too_long,
+        [],
+    ),
+    (
+        "the task before it ended just now",
+        queued(jobs=(pending(reason="Resources"), running(state=JobState.TIMEOUT, end_time=NOW - 60))),
+        queued_too_long,
+        [],
+    ),
+    ("the attempt before it ended just now", queued(attempts=(ended("1007", age=60),)), queued_too_long, []),
+    ("tr11 released it ten minutes ago", queued(holds_changed=NOW - 600), queued_too_long, []),
+    ("a longer queue is normal", queued(facts=facts(longest_queue_seconds=3 * HOUR)), queued_too_long, []),
+    # the array's end
+    (
+        "two tasks left, three wanted",
+        with_facts(operated(jobs=(running(), pending((8, 9))), facts=facts(tasks_left=3)), total_iterations=115_311),
+        chain_end,
+        ["WARNING"],
+    ),
+    (
+        "nobody wants to know",
+        with_facts(operated(jobs=(running(),), facts=facts(tasks_left=0)), total_iterations=115_311),
+        chain_end,
+        [],
+    ),
+    # the kill switch
+    (
+        "held since the day before yesterday",
+        operated(idle(jobs=(pending(reason="JobHeldUser"),)), kill_switch=KillSwitch(Path("k"), "ben", NOW - 2 * DAY)),
+        kill_switch_left_on,
+        ["WARNING"],
+    ),
+    # copies
+    ("copied in time", operated(), backup_overdue, []),
+    ("due step just reached", operated(backup=CopyStatus(NOW - 9 * DAY, 30_000)), backup_overdue, []),
+    (
+        "not copied for two days",
+        operated(
+            backup=CopyStatus(NOW - 9 * DAY, 30_000),
+            checkpoints=checkpoints(examined=(Checkpoint(31_000, True, NOW - 2 * DAY, 1, "sizes"),), steps=(31_000,)),
+        ),
+        backup_overdue,
+        ["WARNING"],
+    ),
+    (
+        "never, since the first submission",
+        operated(
+            backup=None,
+            checkpoints=checkpoints(examined=(Checkpoint(31_000, True, NOW - 8 * DAY, 1, "sizes"),), steps=(31_000,)),
+        ),
+        backup_overdue,
+        ["CRITICAL"],
+    ),
+    (
+        "copied a day ago, but a step of days ago is missing",
+        operated(backup=CopyStatus(NOW - DAY, 28_000), steps=steps(age=0)),
+        backup_overdue,
+        ["WARNING"],
+    ),
+    ("never, but nothing is due yet", operated(backup=None, checkpoints=checkpoints(900)), backup_overdue, []),
+    ("copied, which step is not known", operated(backup=CopyStatus(NOW - HOUR)), backup_overdue, []),
+    ("the card wants no copies", operated(backup=None, facts=facts(archive_interval=None)), backup_overdue, []),
+    ("unknown", operated(backup=UNKNOWN), backup_overdue, []),
+    ("mirrored", operated(), sync_overdue, []),
+    ("not mirrored for four hours", operated(sync=CopyStatus(NOW - 4 * HOUR)), sync_overdue, ["WARNING"]),
+    ("never mirrored", operated(sync=None), sync_overdue, ["WARNING"]),
+    ("nothing logged since", operated(idle(), sync=CopyStatus(NOW - 20 * HOUR)), sync_overdue, []),
+    ("no repository", operated(sync=None, facts=facts(sync_seconds=None)), sync_overdue, []),
+    ("unknown", operated(sync=UNKNOWN), sync_overdue, []),
+    # file systems
+    ("half full", operated(), filesystem_full, []),
+    ("at its share", operated(usage=(usage(75.0),)), filesystem_full, []),
+    ("over its share", operated(usage=(usage(75.1),)), filesystem_full, ["WARNING"]),
+    ("nearly to the brim", operated(usage=(usage(97.5),)), filesystem_full, ["CRITICAL"]),
+    ("no room", operated(usage=(usage(free=9.9 * TERA),)), filesystem_full, ["WARNING"]),
+    ("really no room", operated(usage=(usage(free=4 * TERA),)), filesystem_full, ["CRITICAL"]),
+    ("was full once", operated(usage=(usage(99.0, age=DAY), usage())), filesystem_full, []),
+    (
+        "inodes run out",
+        operated(usage=(usage(inodes_used=99.0, inodes_limit=100.0),)),
+        filesystem_full,
+        ["CRITICAL"],
+    ),
+    ("never looked", operated(usage=()), filesystem_full, []),
+    ("unknown", operated(usage=UNKNOWN), filesystem_full, []),
+    ("grows slowly", operated(usage=growing(40, 41)), filesystem_filling, []),
+    ("full in a week", operated(usage=growing(30, 65)), filesystem_filling, ["INFO"]),
+    (
+        "full tomorrow",
+        operated(usage=growing(0, 89), facts=facts(filesystems=(dataclasses.replace(RULE, bytes_percent=90),))),
+        filesystem_filling,
+        ["WARNING"],
+    ),
+    ("full already", operated(usage=growing(30, 80)), filesystem_filling, []),
+    ("one look is no trend", operated(usage=(usage(),)), filesystem_filling, []),
+    # purge
+    ("read yesterday", operated(), purge_near, []),
+    ("untouched for 23 days", operated(least_used=(LeastUsed("data", Path("/a b"), NOW - 23 * DAY),)), purge_near, ["WARNING"]),
+    ("for 28 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 28 * DAY),)), purge_near, ["CRITICAL"]),
+    ("for 40 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 40 * DAY),)), purge_near, ["CRITICAL"]),
+    ("the site deletes nothing", operated(least_used=(LeastUsed("d", Path("/a"), 0.0),), facts=facts(purge_days=None)), purge_near, []),
+    # exclusions: 52 nodes, 48 needed, so at most 4 of the 6 that 10 % would be
+    ("two of four", operated(exclusions=excluded(2)), exclusion_cap, []),
+    ("three of four", operated(exclusions=excluded(3)), exclusion_cap, ["INFO"]),
+    ("four of four", operated(exclusions=excluded(4)), exclusion_cap, ["WARNING"]),
+    ("too few left, one trains", operated(exclusions=excluded(2), nodes=nodes(bad=3)), exclusion_cap, ["WARNING"]),
+    ("too few left", queued(exclusions=excluded(2), nodes=nodes(bad=3)), exclusion_cap, ["CRITICAL"]),
+    ("none excluded, no room", operated(exclusions=(), nodes=nodes(48)), exclusion_cap, []),
+    ("excluded by a queued job alone", operated(exclusions=(Exclusion("n01", "excluded by job 9"),)), exclusion_cap, []),
+    ("nodes unknown", operated(exclusions=excluded(4), nodes=UNKNOWN), exclusion_cap, []),
+    ("due this morning", operated(exclusions=excluded(1, NOW - 4 * HOUR)), exclusion_due, []),
+    ("due for two days", operated(exclusions=excluded(2, NOW - 2 * DAY)), exclusion_due, ["INFO"]),
+    ("never due", operated(exclusions=excluded(1, None)), exclusion_due, []),
+    # periodic jobs
+    ("the digest failed", operated(periodic_jobs=(job("digest", failures_in_a_row=1),)), periodic_job_failed, ["INFO"]),
+    ("three times", operated(periodic_jobs=(job("digest", failures_in_a_row=3),)), periodic_job_failed, ["WARNING"]),
+    ("the watchdog failed", operated(periodic_jobs=(job(failures_in_a_row=1),)), periodic_job_failed, ["WARNING"]),
+    ("three times in a row", operated(periodic_jobs=(job(failures_in_a_row=3),)), periodic_job_failed, ["CRITICAL"]),
+    (
+        "the card skips it",
+        operated(periodic_jobs=(job(failures_in_a_row=9),), facts=facts(periodic_jobs=("digest",))),
+        periodic_job_failed,
+        [],
+    ),
+    ("never installed", operated(periodic_jobs=(), chains=()), cron_dead, []),
+    ("an hour late", operated(periodic_jobs=(job(next_due=NOW - 3500),)), cron_dead, []),
+    ("two hours late", operated(periodic_jobs=(job(next_due=NOW - 7300),)), cron_dead, ["CRITICAL"]),
+    (
+        "the digest is five hours late",
+        operated(periodic_jobs=(job("digest", interval_seconds=DAY, next_due=NOW - 5 * HOUR),)),
+        cron_dead,
+        [],
+    ),
+    (
+        "the digest is seven hours late",
+        operated(periodic_jobs=(job("digest", interval_seconds=DAY, next_due=NOW - 7 * HOUR),)),
+        cron_dead,
+        ["WARNING"],
+    ),
+    ("was run by hand once", operated(periodic_jobs=(job(way="hand", next_due=NOW - DAY),)), cron_dead, []),
+    (
+        "runs, for long",
+        operated(periodic_jobs=(job(started=NOW - 2 * HOUR, ended=None, next_due=NOW - 90 * 60),)),
+        cron_dead,
+        [],
+    ),
+    (
+        "was killed while it ran",
+        operated(periodic_jobs=(job(started=NOW - 9 * HOUR, ended=None, next_due=NOW - 8 * HOUR),)),
+        cron_dead,
+        ["CRITICAL"],
+    ),
+    (
+        "two daemons' jobs, one finding for each way",
+        operated(
+            periodic_jobs=(job(next_due=0.0), job("digest", next_due=0.0), job("filesystems", way="daemon", next_due=0.0))
+        ),
+        cron_dead,
+        ["CRITICAL", "WARNING"],
+    ),
+    (
+        "the chain is dead, and its jobs with it",
+        operated(
+            periodic_jobs=(job(way="slurm", next_due=NOW - DAY),),
+            chains=(periodic.ChainState("hourly", "77", NOW - DAY, NOW - DAY),),
+        ),
+        cron_dead,
+        ["CRITICAL"],
+    ),
+    (
+        "the daily chain waits in the queue",
+        operated(chains=(periodic.ChainState("daily", "78", NOW - DAY, NOW - 5 * HOUR),)),
+        cron_dead,
+        [],
+    ),
+    # clocks
+    ("a minute ahead", operated(clocks=(clock(ahead=60), clock("n02"))), clock_skew, ["WARNING"]),
+    ("a minute behind", operated(clocks=(clock(ahead=-60),)), clock_skew, ["WARNING"]),
+    ("one slow write", operated(clocks=(clock(ahead=-60), clock(ahead=-0.1))), clock_skew, []),
+    ("a copied run directory", operated(clocks=(clock(ahead=-40 * DAY, age=2 * HOUR),)), clock_skew, []),
+    ("this machine is behind", operated(clocks=(clock(age=-90), clock("n02", age=-95))), clock_skew, ["WARNING"]),
+    ("unknown", operated(clocks=UNKNOWN), clock_skew, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_table(seen: Snapshot, detector: Any, expected: list[str]) -> None:
+    found = list(detector.detect(seen))
+    assert [finding.severity.name for finding in found] == expected
+    assert all(finding.detector == detector.NAME and finding.title for finding in found)
+
+
+def test_every_detector_of_the_operation_is_registered_and_speaks_in_the_table() -> None:
+    assert set(OPERATION) <= set(registry.DETECTORS)
+    assert {row[2].NAME for row in TABLE if row[3]} >= {detector.NAME for detector in OPERATION}
+
+
+@pytest.mark.parametrize("detector", OPERATION, ids=lambda detector: detector.NAME)
+def test_what_a_detector_needs_is_what_it_looks_at(detector: Any) -> None:
+    """Each need hidden: blind, and silent wherever it spoke, if the need bears the fault."""
+    spoken = [row[1] for row in TABLE if row[2] is detector and row[3]]
+    first = detector.NEEDS[0]
+    for seen in spoken:
+        hidden = dataclasses.replace(seen, **{first: UNKNOWN})
+        assert detector.NAME in registry.blind(hidden)
+        if detector is not cron_dead:  # whose two needs tell of different faults
+            assert list(detector.detect(hidden)) == []
+    assert detector.NAME not in registry.blind(operated())
+
+
+def only(seen: Snapshot, detector: Any) -> Finding:
+    (finding,) = detector.detect(seen)
+    return finding
+
+
+def test_what_is_told_of_a_long_queue() -> None:
+    finding = only(queued(exclusions=excluded(3), nodes=nodes(bad=2)), queued_too_long)
+    assert finding.title == "nothing trains: job 1000_[8-10%1] has waited for nodes for 2 h 00 min"
+    assert finding.evidence == (
+        "reason: Resources",
+        "48 nodes are asked for, 47 of the partition are usable and not excluded",
+    )
+    assert (finding.subject, finding.fix) == ("1000", "tr11 nodes list")
+
+
+def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
+    other = pending((11, 12), array_id="2000", raw_id="2000", job_id="2000_[11-12]", reason="JobHeldAdmin")
+    jobs = (pending(reason="JobHeldUser"), pending((9, 10), reason="JobHeldUser"), other)
+    mine, theirs = held.detect(operated(jobs=jobs, holds=(Hold("1000", "ben", NOW, "new data"),)))
+    assert (mine.subject, mine.evidence, mine.fix) == ("1000", ("by ben, because: new data",), "tr11 resume")
+    assert (theirs.subject, theirs.evidence, theirs.fix) == ("2000", (), "scontrol release 2000")
+
+
+def test_a_clock_that_is_wrong_is_named_with_its_host() -> None:
+    readings = (clock("n07", 90.0), clock("n03", -45.0, what="heartbeat of rank 9"), clock("n01"))
+    finding = only(operated(clocks=readings), clock_skew)
+    assert finding.title == "clocks differ from the file system's: n07 (1 min 30 s ahead), n03 (45 s behind)"
+    assert finding.evidence == ("heartbeat of rank 0: n07 wrote 1 min 30 s ahead",)
+
+
+def test_the_command_for_a_file_that_nobody_touched_is_safe_to_type() -> None:
+    seen = operated(least_used=(LeastUsed("data", Path("/a b/$(rm)"), NOW - 29 * DAY),))
+    assert only(seen, purge_near).fix == "touch -a -c '/a b/$(rm)'"
+
+
+def test_an_end_that_the_scheduler_has_forgotten_is_told_from_its_log() -> None:
+    gone = running(state=JobState.NODE_FAIL, end_time=NOW - HOUR, exit_code=0, derived_exit_code=134)
+    seen = dataclasses.replace(idle(attempts=(wordless("1007"),)), ended_jobs=(gone,))
+    (finding,) = [found for found in registry.detect_all(seen) if found.detector == "unfinished-end"]
+    assert finding.evidence == ("1000_7: no end marker (NODE_FAIL, derived exit code 134)",)
+    wordy = dataclasses.replace(seen, jobs=(dataclasses.replace(gone, derived_exit_code=None, exit_code=None),))
+    assert [found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"] == [
+        finding.evidence
+    ]
+
+
+# ----------------------------------------------------------------------------- properties
+@given(ahead=st.lists(st.floats(-29.9, 29.9), min_size=1, max_size=8), age=st.floats(0, 3000))
+def test_clocks_within_the_bound_are_never_told_of(ahead: list[float], age: float) -> None:
+    readings = tuple(clock(f"n{number % 3}", skew, age) for number, skew in enumerate(ahead))
+    assert list(clock_skew.detect(operated(clocks=readings))) == []
+
+
+@given(
+    interval=st.floats(60, 30 * DAY),
+    late=st.floats(0, 1),
+    way=st.sampled_from(["crontab", "daemon", "scrontab", "slurm"]),
+)
+def test_a_job_within_its_grace_is_never_overdue_and_beyond_it_always_is(
+    interval: float, late: float, way: str
+) -> None:
+    within = job(interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999)
+    beyond = dataclasses.replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
+    assert not cron_dead.is_overdue(within, NOW)
+    assert cron_dead.is_overdue(beyond, NOW)
+
+
+@given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
+def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
+    """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
+    long_ago = dataclasses.replace(SUBMITTED, time=NOW - 100 * DAY)
+    due = latest - latest % interval
+    seen = operated(
+        facts=facts(archive_interval=interval),
+        steps=steps(last=latest, age=0.0),
+        submissions=(long_ago,),
+        backup=CopyStatus(NOW - DAY, copied),
+        checkpoints=checkpoints(steps=(due,), latest=due, examined=()),
+    )
+    first_missing = copied - copied % interval + interval
+    late = (latest - first_missing) * 105.0
+    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.GRACE_SECONDS)
+
+
+EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"})
+
+
+@given(
+    base=st.sampled_from([row[1] for row in TABLE]),
+    hidden=st.sets(st.sampled_from(EVERY_NEED)),
+    later=st.floats(-DAY, 60 * DAY),
+)
+def test_what_cannot_be_seen_makes_none_of_them_speak(base: Snapshot, hidden: set[str], later: float) -> None:
+    seen = dataclasses.replace(base, time=base.time + later)
+    blinded = dataclasses.replace(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
+    for detector in OPERATION:
+        assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), detector.NAME
+        assert detector.NAME in registry.blind(blinded) or not hidden & set(detector.NEEDS)
+
+
+@given(
+    percent=st.floats(0, 60),
+    wobble=st.floats(0, 0.5),
+    skew=st.floats(-29, 29),
+    late=st.floats(-0.99, 0.99),
+    out=st.integers(0, 2),
+    synced=st.floats(0, 3),
+    untouched=st.floats(0, 22),
+    waited=st.floats(0, 3600),
+    trains=st.booleans(),
+)
+def test_a_clean_operation_of_any_kind_has_no_findings(
+    percent: float, wobble: float, skew: float, late: float, out: int, synced: float, untouched: float,
+    waited: float, trains: bool,
+) -> None:  # fmt: skip
+    """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or waits a little."""
+    samples = tuple(usage(percent + wobble * (day % 2), age=(10 - day) * DAY) for day in range(11))
+    due = NOW - late * cron_dead.grace(HOUR)
+    waits = pending(reason="Resources", submit_time=NOW - waited)
+    seen = operated(
+        snapshot() if trains else idle(),
+        jobs=(running(), pending()) if trains else (waits,),
+        usage=samples,
+        clocks=(clock(ahead=skew), clock("n02", -skew / 2)),
+        periodic_jobs=(job(next_due=due), job("digest", interval_seconds=DAY, next_due=due)),
+        chains=(periodic.ChainState("hourly", "77", NOW - HOUR, due), periodic.ChainState("daily", "78", NOW, due)),
+        exclusions=excluded(out),
+        sync=CopyStatus(NOW - synced * HOUR),
+        least_used=(LeastUsed("data", Path("/scratch/a.bin"), NOW - untouched * DAY),),
+    )
+    assert [finding for detector in OPERATION for finding in detector.detect(seen)] == []

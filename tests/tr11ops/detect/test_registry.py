@@ -1,0 +1,114 @@
+"""What every detector owes: a name, what it needs, a page, and no word on what cannot be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.detect.test_detectors import TABLE
+from tests.tr11ops.status_cases import snapshot
+from tr11ops.detect import registry
+from tr11ops.detect.registry import DETECTORS, Detector
+from tr11ops.detect.runbooks import page_of
+from tr11ops.snapshot import Snapshot, Unknown
+
+ROOT = Path(__file__).parents[3]
+AWAY = Unknown("the disk is away")
+NAMES = [detector.NAME for detector in DETECTORS]
+BASES = [row[1] for row in TABLE]
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
+def test_a_detector_says_its_name_its_needs_and_its_purpose(detector: Detector) -> None:
+    assert inspect.ismodule(detector)
+    assert detector.__name__.rpartition(".")[2].replace("_", "-") == detector.NAME
+    assert detector.__doc__ and detector.detect.__doc__
+    assert detector.NEEDS
+    assert not any(registry.is_hidden(snapshot(), need) for need in detector.NEEDS)
+
+
+def test_names_are_different_and_no_file_is_left_out() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    folder = Path(registry.__file__).parent
+    with_names = {path.stem.replace("_", "-") for path in folder.glob("*.py") if "\nNAME = " in path.read_text()}
+    assert with_names == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_detector_has_a_page(name: str) -> None:
+    assert (ROOT / "runbooks" / page_of(name)).is_file()
+
+
+def test_a_snapshot_with_everything_blinds_nobody_and_one_with_nothing_everybody() -> None:
+    assert registry.blind(snapshot()) == frozenset()
+    assert registry.blind(hide(snapshot(), *fields_needed())) == frozenset(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "some", "others"),
+    [
+        ({"jobs": AWAY}, {"down", "hung", "held"}, {"loss-not-finite"}),
+        ({"heartbeats": AWAY}, {"hung", "stalled"}, {"held", "chain-end"}),
+        (
+            {"checkpoints": dataclasses.replace(snapshot().checkpoints, latest=AWAY)},
+            {"checkpoint-unsound"},
+            {"checkpoint-overdue"},
+        ),
+        (
+            {"attempts": (dataclasses.replace(snapshot().attempts[0], end=AWAY),)},
+            {"down"},
+            {"lingering"},
+        ),
+    ],
+)
+def test_who_is_blind(hidden: dict[str, Any], some: set[str], others: set[str]) -> None:
+    found = registry.blind(dataclasses.replace(snapshot(), **hidden))
+    assert some <= found
+    assert not others & found
+
+
+def fields_needed() -> set[str]:
+    known = {entry.name for entry in dataclasses.fields(Snapshot)}
+    needs = {need.split(".")[0] for detector in DETECTORS for need in detector.NEEDS}
+    return (needs & known) | {"attempts"}
+
+
+def hide(given_snapshot: Snapshot, *names: str) -> Snapshot:
+    changes: dict[str, Any] = dict.fromkeys(names, AWAY)
+    return dataclasses.replace(given_snapshot, **changes)
+
+
+@given(base=st.sampled_from(BASES), hidden=st.sets(st.sampled_from(sorted(fields_needed()))), later=st.floats(0, 1e6))
+def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set[str], later: float) -> None:
+    """Hiding anything can only silence a detector: a fault is never concluded from not seeing."""
+    seen = dataclasses.replace(base, time=base.time + later)
+    spoken = {finding.detector for finding in registry.detect_all(seen)}
+    assert {finding.detector for finding in registry.detect_all(hide(seen, *hidden))} <= spoken
+
+
+# ----------------------------------------------------------------------------- the documentation
+def documented() -> dict[str, list[str]]:
+    """Cells of the tables of docs/detectors.md, by detector."""
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "detectors.md").read_text().splitlines()]
+    return {cells[0]: cells[1:] for cells in rows if len(cells) == 5 and cells[0] != "detector"}
+
+
+def test_the_documentation_lists_exactly_the_registered_detectors() -> None:
+    assert sorted(documented()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_names_severities_and_pages(name: str) -> None:
+    _, bound, severity, page = documented()[name]
+    assert bound
+    assert page == page_of(name)
+    source = (Path(registry.__file__).parent / f"{name.replace('-', '_')}.py").read_text()
+    assert {word for word in ("INFO", "WARNING", "CRITICAL") if f"Severity.{word}" in source} == {
+        word for word in ("INFO", "WARNING", "CRITICAL") if word in severity
+    }

@@ -1,0 +1,75 @@
+"""The periodic jobs are not run any more: their daemon, crontab or chain of jobs is gone, and nobody was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.periodic_job_failed import WATCHDOG, is_wanted
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+if TYPE_CHECKING:
+    from tr11ops.crontab.state import JobState
+
+NAME = "cron-dead"
+NEEDS = ("periodic_jobs", "chains")
+
+INTERVALS = {"hourly": signs.HOUR, "daily": signs.DAY}  # of the chains
+SHORTEST_GRACE_SECONDS = 15 * signs.MINUTE
+LONGEST_GRACE_SECONDS = 6 * signs.HOUR
+CHAIN_WAY = "slurm"
+BY_HAND = frozenset({"hand", "once"})  # nothing was installed that could die
+
+
+def grace(interval_seconds: float) -> float:
+    """How late a round may begin: its own interval, at least a quarter of an hour, at most six hours."""
+    return min(LONGEST_GRACE_SECONDS, max(SHORTEST_GRACE_SECONDS, interval_seconds))
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each dead chain, else for each way in which jobs are overdue; silent where none was ever run.
+
+    WARNING; CRITICAL when the watchdog is among them. A round that still runs is overdue after two intervals.
+    """
+    dead_chains = False
+    for chain in known(snapshot.chains, ()):
+        late = snapshot.time - chain.next_due
+        if late > grace(INTERVALS.get(chain.name, signs.DAY)):
+            dead_chains = True
+            yield Finding(
+                NAME,
+                Severity.CRITICAL if chain.name == "hourly" else Severity.WARNING,
+                f"the {chain.name} periodic jobs stopped: the next round should have begun {duration(late)} ago",
+                subject=f"chain-{chain.name}",
+                evidence=(f"job {chain.job_id} was to begin it",),
+                fix=signs.command(snapshot, "cron status"),
+            )
+    overdue: dict[str, list[JobState]] = {}
+    for job in known(snapshot.periodic_jobs, ()):
+        if is_overdue(job, snapshot.time) and is_wanted(snapshot, job):
+            overdue.setdefault(job.way, []).append(job)
+    for way, jobs in sorted(overdue.items()):
+        if way == CHAIN_WAY and dead_chains:
+            continue  # said above
+        names = ", ".join(job.name for job in jobs)
+        yield Finding(
+            NAME,
+            Severity.CRITICAL if any(job.name == WATCHDOG for job in jobs) else Severity.WARNING,
+            f"periodic jobs are not run any more ({way}): {names}",
+            subject=way,
+            evidence=tuple(
+                f"{job.name}: due {duration(snapshot.time - job.next_due)} ago, last run on {job.host}"
+                for job in jobs[:4]
+            ),
+            fix=signs.command(snapshot, "cron status"),
+        )
+
+
+def is_overdue(job: JobState, now: float) -> bool:
+    """Whether a job's next round should have begun long ago."""
+    if job.way in BY_HAND or now - job.next_due <= grace(job.interval_seconds):
+        return False
+    return not job.is_running or now - job.started > 2 * job.interval_seconds + grace(job.interval_seconds)

@@ -1,0 +1,54 @@
+"""The run has excluded nearly as many nodes as it may, or has too few left: the next bad node stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import (
+    excluded_nodes,
+    exclusions_allowed,
+    nodes_of_partition,
+    partition_of,
+    usable_nodes,
+)
+from tr11ops.snapshot import Snapshot, Unknown
+
+NAME = "exclusion-cap"
+NEEDS = ("exclusions", "nodes", "jobs")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is excluded.
+
+    CRITICAL when nothing runs and fewer nodes are left than one attempt needs (with a job running: WARNING).
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return
+    excluded = excluded_nodes(snapshot)
+    in_partition = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
+    names = sorted(excluded & in_partition)
+    allowed = exclusions_allowed(snapshot)
+    if not names or allowed is None:
+        return
+    left = allowed - len(names)
+    usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes or 0
+    short = usable is not None and usable < needed
+    if left > 1 and not short:
+        return
+    counted = "1 node is" if len(names) == 1 else f"{len(names)} nodes are"
+    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+    evidence = (
+        f"excluded: {shown}",
+        f"{len(in_partition)} nodes, {usable} usable, {needed} needed, {allowed} may be excluded",
+    )
+    if short:
+        title = f"{usable} nodes are left, {needed} are needed: no attempt can start"
+        severity = Severity.WARNING if signs.active_jobs(snapshot) else Severity.CRITICAL
+    elif left < 1:
+        title = f"{counted} excluded, no more may be: the next bad node stops the run"
+        severity = Severity.WARNING
+    else:
+        title, severity = f"{counted} excluded, one more may be", Severity.INFO
+    yield Finding(NAME, severity, title, evidence=evidence, fix=signs.command(snapshot, "nodes check --due"))

@@ -1,0 +1,49 @@
+"""A watched file system or quota is full, or nearly: the next save may fail, and with it everything since the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.filesystems.history import Usage, newest
+from tr11ops.filesystems.judge import full, with_limits
+from tr11ops.operation import FilesystemRule
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+NAME = "filesystem-full"
+NEEDS = ("usage",)
+
+CRITICAL_PERCENT = 97.0
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from 97 % on.
+
+    One finding a file system, from the last sample of it, however old: what is full empties by itself never.
+    """
+    samples = newest(known(snapshot.usage, ()))
+    for rule in snapshot.run.operation.filesystems:
+        sample = samples.get(rule.name)
+        if sample is None:
+            continue
+        usage = with_limits(sample, rule)
+        lines = full(usage, rule)
+        if lines:
+            yield Finding(
+                NAME,
+                severity(usage, rule),
+                lines[0],
+                subject=rule.name,
+                evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
+                fix=signs.command(snapshot, "fs-watchdog"),
+            )
+
+
+def severity(usage: Usage, rule: FilesystemRule) -> Severity:
+    """How loud a full file system is. Half of the room that must be left is as loud as 97 %."""
+    shares = [percent for percent in (usage.percent("bytes"), usage.percent("inodes")) if percent is not None]
+    free = usage.bytes_free
+    short = rule.least_free is not None and free is not None and free < rule.least_free / 2
+    return Severity.CRITICAL if short or max(shares, default=0.0) >= CRITICAL_PERCENT else Severity.WARNING

@@ -1,0 +1,71 @@
+"""A training that hangs: ranks that showed life stand still for longer than their phase explains.
+
+It is stronger than a stall, where ranks show life and finish nothing. The evidence names the ranks, and their nodes,
+that do not stand where the others wait. What to do: `tr11 logs --rank R`, then stop the run and leave that node out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect import ranks, signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.training import TRAINING_PHASES
+from tr11ops.units import duration
+from trainer.contract import Heartbeat
+
+NAME = "hung"
+NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Phase-aware: saving, evaluating and start-up are silent for as long as the last attempts' were, and more."""
+    for job in signs.active_jobs(snapshot):
+        if job.state is JobState.RUNNING:
+            yield from _of_job(snapshot, job)
+
+
+def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+        return  # either shows life
+    life = signs.life_of(snapshot, job)
+    marker = signs.marker_of(snapshot, signs.identifiers(job))
+    if life is None or (marker is not None and marker.time >= life.time):
+        return
+    beats = signs.beats_of(snapshot, job)
+    if not life.is_fresh(snapshot.time):
+        title = (
+            f"job {job.job_id} hangs: no sign of life for {duration(life.silent_for(snapshot.time))}"
+            f" while {life.phase} (normal: up to {duration(life.patience)})"
+        )
+        found = ranks.standing(beats, signs.seconds_per_iteration(snapshot))
+        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), _ranks_first(found))
+        return
+    still = left_behind(snapshot, beats, life.patience)
+    if still:
+        since = snapshot.time - max(beat.time for beat in still)
+        title = (
+            f"job {job.job_id} hangs: {len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)},"
+            f" stand still for {duration(since)} (normal: up to {duration(life.patience)})"
+        )
+        found = ranks.Standing(beats, still)
+        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), still[0].rank)
+
+
+def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float) -> tuple[Heartbeat, ...]:
+    """Ranks that stopped in training at an iteration that others have passed, for longer than the patience."""
+    if any(beat.phase not in TRAINING_PHASES for beat in beats):
+        return ()
+    top = max((beat.iteration for beat in beats), default=0)
+    return tuple(beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience)
+
+
+def _ranks_first(found: ranks.Standing) -> int:
+    return min((beat.rank for beat in found.odd), default=0)
+
+
+def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], rank: int) -> Finding:
+    fix = signs.command(snapshot, f"logs --rank {rank}")
+    return Finding(NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=fix)

@@ -1,0 +1,71 @@
+"""The training shows life, but its logs do not tell of it; or the logs tell, and the heartbeats do not.
+
+Half of what watches this run is then blind. What to do: see whether the disk or the quota is full, and whether the
+folder may be written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect import bounds, signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.training import TRAINING_PHASES
+from tr11ops.units import duration, size
+
+NAME = "log-not-growing"
+NEEDS = ("jobs", "heartbeats", "steps", "logs")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Compares iterations before times: a clock that is wrong must not look like a log that stands still."""
+    pace = signs.seconds_per_iteration(snapshot)
+    for job in signs.active_jobs(snapshot):
+        if job.state is JobState.RUNNING and pace is not None:
+            yield from _of_job(snapshot, job, bounds.training_patience(snapshot, pace, _lines(snapshot)))
+
+
+def _lines(snapshot: Snapshot) -> int:
+    return snapshot.run.training.log_interval
+
+
+def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
+    names = signs.identifiers(job)
+    beats = [beat for beat in signs.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
+    stepped, now = signs.step_times(snapshot, names), snapshot.time
+    if not beats or not stepped or isinstance(snapshot.heartbeats, Unknown):
+        return
+    done, last = max(beat.iteration for beat in beats), known(snapshot.steps, ())[-1].record.iteration
+    beat, line = max(beat.time for beat in beats), max(stepped)
+    if done > last + _lines(snapshot) and now - line > patience and now - beat <= patience:
+        title = f"job {job.job_id} trains iteration {done}, but its log stands at {last}"
+        yield _finding(snapshot, job, title, f"the last line is {duration(now - line)} old")
+    elif now - line <= patience < now - beat and last > done + _lines(snapshot):
+        title = f"job {job.job_id} logs iteration {last}, but its heartbeats stand at {done}"
+        yield _finding(snapshot, job, title, f"the last heartbeat is {duration(now - beat)} old")
+    else:
+        yield from _of_main_log(snapshot, job, line, patience)
+
+
+def _of_main_log(snapshot: Snapshot, job: Job, line: float, patience: float) -> Iterator[Finding]:
+    """The people's log against the programs' one: both are told of each step."""
+    logs = {log.name: log for log in known(snapshot.logs, ())}
+    main, metrics = logs.get("main_log.txt"), logs.get("metrics.jsonl")
+    if main is None or metrics is None or snapshot.time - line > patience:
+        return
+    behind = metrics.changed - main.changed
+    if behind > patience:
+        title = f"main_log.txt has not grown for {duration(behind)}, though job {job.job_id} trains"
+        yield _finding(snapshot, job, title, "metrics.jsonl grows")
+
+
+def _finding(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
+    sizes = ", ".join(
+        f"{log.name}: {size(log.bytes)}, changed {duration(snapshot.time - log.changed)} ago"
+        for log in known(snapshot.logs, ())
+    )
+    evidence = (reason, sizes) if sizes else (reason,)
+    fix = signs.command(snapshot, "logs")
+    return Finding(NAME, Severity.WARNING, title, subject=job.job_id, evidence=evidence, fix=fix)

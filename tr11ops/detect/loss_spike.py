@@ -1,0 +1,56 @@
+"""The loss jumped: more than twice what is usual. Most spikes pass by themselves; some do not.
+
+What to do: nothing while it comes back within some tens of iterations; keep the checkpoint from before it. Else stop
+the run and go back to that checkpoint, past the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import series, signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, known
+
+NAME = "loss-spike"
+NEEDS = ("jobs", "steps", "events")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was rolled back."""
+    steps, facts = known(snapshot.steps, ()), snapshot.run.training
+    highs = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
+    if not highs or not signs.active_jobs(snapshot):
+        return
+    first, last = highs[0], highs[-1]
+    peak = max(highs, key=lambda high: high.value)
+    lasts = last.index == len(steps) - 1 and not _answers(snapshot, first, "roll-back")
+    record = steps[peak.index].record
+    norm = "" if record.grad_norm is None else f"; grad norm {record.grad_norm:.4g}"
+    loss = f"lm loss {peak.value:.4g}, {peak.factor:.1f} times its median {peak.usual:.4g}"
+    evidence = [f"iteration {record.iteration}: {loss}{norm}"]
+    if not lasts:
+        now = steps[-1].record
+        evidence.append(f"{now.lm_loss:.4g} at iteration {now.iteration}")
+    evidence += _answers(snapshot, first, "roll-back") + _answers(snapshot, first, "skipped")
+    began, ended = steps[first.index].record.iteration, steps[last.index].record.iteration
+    span = f"at iteration {began}" if began == ended else f"from iteration {began} to {ended}"
+    yield Finding(
+        NAME,
+        Severity.CRITICAL if lasts else Severity.WARNING,
+        f"the loss is {last.factor:.1f} times its median since iteration {began}"
+        if lasts
+        else f"the loss had a spike {span}",
+        evidence=tuple(evidence),
+        fix=signs.command(snapshot, "logs"),
+    )
+
+
+def _answers(snapshot: Snapshot, first: series.High, kind: str) -> list[str]:
+    """What the trainer itself noted of this kind since the spike began."""
+    steps = known(snapshot.steps, ())
+    began = steps[first.index].time
+    found = [event for event in known(snapshot.events, ()) if event.kind == kind]
+    later = [event for event in found if began is not None and event.time >= began]
+    said = [", ".join(f"{name} {value}" for name, value in event.values.items()) for event in later]
+    return [f"the trainer notes: {kind}: {words[:120]}" for words in said[:1]]

@@ -1,0 +1,46 @@
+"""How many nodes a run may still use. Pure functions over a Snapshot, shared by detectors."""
+
+from __future__ import annotations
+
+from tr11ops.cluster.base import Node
+from tr11ops.exclusions import most_exclusions
+from tr11ops.snapshot import Snapshot, Unknown, known
+
+
+def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
+    """The partition that the run uses: the card's, else that of its jobs; "" where neither says."""
+    named = [job.partition for job in known(snapshot.jobs, ()) if job.partition]
+    return snapshot.run.operation.partition or otherwise or (named[0] if named else "")
+
+
+def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
+    """The nodes of a partition; all nodes where it is not known, or where no node tells its partitions."""
+    nodes = known(snapshot.nodes, ())
+    chosen = tuple(node for node in nodes if partition in node.partitions)
+    return chosen if partition and chosen else nodes
+
+
+def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
+    """The names on the run's own list; without those that only a queued job excludes."""
+    return frozenset(entry.node for entry in known(snapshot.exclusions, ()) if entry.since is not None or entry.owner)
+
+
+def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
+    """Nodes that the scheduler may use, now or when their present work ends, and that the run does not exclude.
+
+    None where nodes or exclusions are unknown.
+    """
+    if isinstance(snapshot.nodes, Unknown) or isinstance(snapshot.exclusions, Unknown) or not snapshot.nodes:
+        return None
+    excluded = {entry.node for entry in snapshot.exclusions}
+    nodes = nodes_of_partition(snapshot, partition_of(snapshot, partition))
+    return sum(node.is_usable and node.name not in excluded for node in nodes)
+
+
+def exclusions_allowed(snapshot: Snapshot) -> int | None:
+    """How many nodes may be excluded by the card's cap; None where that cannot be told."""
+    needed = snapshot.run.operation.allocated_nodes or snapshot.run.nodes
+    if isinstance(snapshot.nodes, Unknown) or not snapshot.nodes or needed is None:
+        return None
+    total = len(nodes_of_partition(snapshot, partition_of(snapshot)))
+    return most_exclusions(total, needed, snapshot.run.operation.exclusion_cap_percent)

@@ -1,0 +1,61 @@
+"""A periodic job failed: the watchdog, the copy of the logs, the check of the nodes. Its silence is no good news."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+if TYPE_CHECKING:
+    from tr11ops.crontab.state import JobState
+
+NAME = "periodic-job-failed"
+NEEDS = ("periodic_jobs",)
+
+IN_A_ROW = 3
+LONGEST_MESSAGE = 300
+WATCHDOG = "pulse"  # while it fails, nothing else is noticed
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each job whose last round failed: INFO, and WARNING from the third in a row on.
+
+    The watchdog's own: WARNING, and CRITICAL from the third in a row on. A job that the card skips does not count.
+    """
+    for job in known(snapshot.periodic_jobs, ()):
+        if job.failures_in_a_row < 1 or not is_wanted(snapshot, job):
+            continue
+        times = "" if job.failures_in_a_row == 1 else f" {job.failures_in_a_row} times in a row"
+        yield Finding(
+            NAME,
+            severity(job),
+            f"the periodic job {job.name} failed{times}",
+            subject=job.name,
+            evidence=tuple(_evidence(snapshot, job)),
+            fix=signs.command(snapshot, "cron status"),
+        )
+
+
+def is_wanted(snapshot: Snapshot, job: JobState) -> bool:
+    """Whether the card wants this job at all: records of others stay behind."""
+    wanted = snapshot.run.operation.periodic_jobs
+    return wanted is None or job.name in wanted
+
+
+def severity(job: JobState) -> Severity:
+    """How loud a failed job is."""
+    again = job.failures_in_a_row >= IN_A_ROW
+    if job.name == WATCHDOG:
+        return Severity.CRITICAL if again else Severity.WARNING
+    return Severity.WARNING if again else Severity.INFO
+
+
+def _evidence(snapshot: Snapshot, job: JobState) -> Iterator[str]:
+    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    yield f"last round {duration(snapshot.time - job.started)} ago on {job.host}{code}"
+    if job.message:
+        yield " ".join(job.message.split())[:LONGEST_MESSAGE]

@@ -1,0 +1,41 @@
+"""Files that the run needs have not been touched for so long that the site will delete them soon."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+NAME = "purge-near"
+NEEDS = ("least_used",)
+
+WARN_SHARE = 0.75  # of watch.scratch_purge_days: of 30 days, a week is left
+CRITICAL_SHARE = 0.9
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """WARNING when three quarters of watch.scratch_purge_days are over, CRITICAL from nine tenths on; one a kind.
+
+    Looks at the newest checkpoint and at the datasets. A run that trains reads its data and saves: it is silent then.
+    """
+    days = snapshot.run.operation.purge_days
+    if days is None:
+        return
+    for entry in known(snapshot.least_used, ()):
+        age = snapshot.time - entry.time
+        left = days * signs.DAY - age
+        if age <= WARN_SHARE * days * signs.DAY:
+            continue
+        when = f"may be purged in {duration(left)}" if left > 0 else "may be purged at any moment"
+        yield Finding(
+            NAME,
+            Severity.CRITICAL if age >= CRITICAL_SHARE * days * signs.DAY else Severity.WARNING,
+            f"{entry.what} {when}",
+            subject=entry.what,
+            evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {days:g} days",),
+            fix=f"touch -a -c {shlex.quote(str(entry.path))}",
+        )

@@ -1,0 +1,64 @@
+"""Nothing trains, and the first task waits and waits, although the nodes are the run's own: a queue is not a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.base import Job
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import usable_nodes
+from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.units import duration
+
+NAME = "queued-too-long"
+NEEDS = ("jobs", "kill_switch", "attempts", "heartbeats")
+
+CRITICAL_FACTOR = 3.0  # times watch.longest_queue_minutes
+# Waiting for a time or for another task, not for nodes. Prefixes, as versions of Slurm add words.
+OTHER_REASONS = ("BeginTime", "Dependency", "JobArrayTaskLimit")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while nothing of the run runs.
+
+    Counted from when the task could start: its submission or release, or the end of the task before it.
+    """
+    if isinstance(snapshot.attempts, Unknown) or isinstance(snapshot.heartbeats, Unknown):
+        return
+    if signs.active_jobs(snapshot) or snapshot.kill_switch is not None or signs.life_outside(snapshot) is not None:
+        return
+    limit = snapshot.run.operation.longest_queue_seconds
+    waiting = [
+        (since, job)
+        for job in signs.startable_jobs(snapshot)
+        if not job.reason.startswith(OTHER_REASONS) and (since := waits_since(snapshot, job)) is not None
+    ]
+    if not waiting:
+        return
+    since, job = min(waiting, key=lambda pair: (pair[0], pair[1].raw_id))
+    waited = snapshot.time - since
+    if waited <= limit:
+        return
+    evidence = [f"reason: {job.reason or 'none given'}"]
+    left = usable_nodes(snapshot, job.partition)
+    if left is not None and job.node_count:
+        evidence.append(f"{job.node_count} nodes are asked for, {left} of the partition are usable and not excluded")
+    yield Finding(
+        NAME,
+        Severity.CRITICAL if waited > CRITICAL_FACTOR * limit else Severity.WARNING,
+        f"nothing trains: job {job.job_id} has waited for nodes for {duration(waited)}",
+        subject=job.array_id or job.raw_id,
+        evidence=tuple(evidence),
+        fix=signs.command(snapshot, "nodes list"),
+    )
+
+
+def waits_since(snapshot: Snapshot, job: Job) -> float | None:
+    """When the job could start at the earliest; None where its submission is not known."""
+    if job.submit_time is None:
+        return None
+    ends = [other.end_time for other in known(snapshot.jobs, ()) if other.state.is_final and other.end_time is not None]
+    ends += [attempt.changed for attempt in known(snapshot.attempts, ())]
+    released = snapshot.holds_changed  # not every answer of the scheduler tells since when it may start
+    return max([job.submit_time, job.eligible_time or 0.0, released or 0.0, *ends])

@@ -1,0 +1,121 @@
+"""The training is slower than it was, without a restart in between: one slow GPU holds all the others back.
+
+What to do: `tr11 nodes check`; when no node is found, leave nodes out at the next restart, a few at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from tr11ops.cluster.hostlist import compress
+from tr11ops.detect import bounds, series, signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Step, Unknown, known
+from trainer.contract import StepRecord
+
+NAME = "slow"
+NEEDS = ("jobs", "steps", "phases")
+
+LAST_LINES = 3
+HISTORY_LINES = 100
+LEAST_HISTORY = 20  # lines of the same launch before its speed is known
+NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """The speed of the last lines and the usual one, in `unit`; `bound` is the least that counts as usual."""
+
+    last: tuple[float, ...]
+    usual: float
+    bound: float
+    unit: str
+    lines: int
+    first: int  # iterations
+    final: int
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * (1.0 - fmean(self.last) / self.usual)
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """Mean and median of the last 3 lines against the median of 100 lines of the same launch, batch and length."""
+    if not signs.active_jobs(snapshot):
+        return
+    found = slowdown(snapshot)
+    if found is None:
+        return
+    nodes = [node for job in signs.active_jobs(snapshot) for node in job.nodes]
+    shown = ", ".join(f"{value:.4g}" for value in found.last)
+    yield Finding(
+        NAME,
+        Severity.WARNING,
+        f"the training is {found.percent:.1f} % slower than it was",
+        evidence=(
+            f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
+            f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
+            *_togetherness(snapshot),
+        ),
+        fix=signs.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),
+    )
+
+
+def _togetherness(snapshot: Snapshot) -> Iterator[str]:
+    """Every iteration ends with all ranks waiting for the slowest, so that their heartbeats rarely tell it apart."""
+    for job in signs.active_jobs(snapshot):
+        beats = signs.beats_of(snapshot, job)
+        if len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
+            yield f"which node it is cannot be told from the heartbeats: all {len(beats)} ranks keep step"
+
+
+def slowdown(snapshot: Snapshot) -> Slowdown | None:
+    """The slowdown of the last lines, or None. Lines beside a save in the background do not count."""
+    steps = _beside_no_save(snapshot, series.comparable(snapshot))
+    pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
+    if len(pairs) < LEAST_HISTORY + LAST_LINES:
+        return None
+    last, before = pairs[-LAST_LINES:], [value for _, value in pairs[:-LAST_LINES]]
+    values = tuple(value for _, value in last)
+    for end in range(len(before), 0, -HISTORY_LINES):  # older windows too, or a lasting loss would become the usual
+        window = before[max(0, end - HISTORY_LINES) : end]
+        if len(window) < LEAST_HISTORY:
+            break
+        usual = median(window)
+        bound = _bound(snapshot, window, usual)
+        if max(fmean(values), median(values)) < bound:
+            first, final = last[0][0].record.iteration, last[-1][0].record.iteration
+            return Slowdown(values, usual, bound, _speed(last[-1][0].record)[1], len(window), first, final)
+    return None
+
+
+def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
+    """The least speed that is no slowdown: by the card, and by how much the lines differ anyway."""
+    spread = MAD_TO_SIGMA * median(abs(value - usual) for value in window)
+    return usual - max(snapshot.run.training.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
+
+
+def _speed(record: StepRecord) -> tuple[float | None, str]:
+    """TFLOPs as logged, or samples per second where the log has none."""
+    if math.isfinite(record.tflops) and record.tflops > 0:
+        return record.tflops, "TFLOPs"
+    known_speed = math.isfinite(record.samples_per_second) and record.samples_per_second > 0
+    return (record.samples_per_second if known_speed else None), "samples per second"
+
+
+def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Without the lines since the last save began, as long as its checkpoint is not there (and the line after it)."""
+    saves = [span.began for span in known(snapshot.phases, ()) if span.phase == "saving"]
+    if not saves or not steps:
+        return steps
+    began, pace = max(saves), signs.seconds_per_iteration(snapshot) or 0.0
+    end = began + bounds.phase_patience(snapshot, "saving")
+    examined = () if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.examined
+    for entry in examined:
+        if entry.created is not None and entry.created >= began:
+            end = entry.created + pace
+    return tuple(step for step in steps if step.time is None or not began < step.time <= end)

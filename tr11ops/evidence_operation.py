@@ -1,0 +1,291 @@
+"""Reads what surrounds a run into observed values: copies, clocks, holds, purges, ended jobs, periodic jobs, disks.
+
+A failed read is `Unknown` with its reason, never an exception. Nothing walks a tree: what is looked at is a handful of
+files, whatever the run holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.cluster import jobcomp
+from tr11ops.cluster.base import Job
+from tr11ops.crontab import state as periodic
+from tr11ops.evidence import cause, observed, tail_lines
+from tr11ops.filesystems.history import Usage, read_usage
+from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Attempt, Observed, Unknown, known
+from tr11ops.units import bytes_of
+from trainer.contract import Heartbeat, RunPaths, checkpoint_name, checkpoint_steps, read_json
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+RANKS_PER_HOST = 2  # whose heartbeats tell a host's clock; one alone may have been written slowly
+FILES_PER_FOLDER = 64  # of a checkpoint, enough to tell when it was last used
+LARGEST_NUMBER = 1e18
+LONGEST_TEXT = 300
+COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
+
+
+@dataclass(frozen=True)
+class OperationSeen:
+    """Everything of the operation that one look saw; each value may be unknown for itself."""
+
+    ended_jobs: Observed[tuple[Job, ...]]
+    holds: Observed[tuple[Hold, ...]]
+    holds_changed: float | None
+    backup: Observed[CopyStatus | None]
+    sync: Observed[CopyStatus | None]
+    periodic_jobs: Observed[tuple[periodic.JobState, ...]]
+    chains: Observed[tuple[periodic.ChainState, ...]]
+    usage: Observed[tuple[Usage, ...]]
+    clocks: Observed[tuple[ClockReading, ...]]
+    least_used: Observed[tuple[LeastUsed, ...]]
+
+
+def operation_facts(card: RunCard) -> OperationFacts:
+    """What watching the operation needs of a run card."""
+    backup, hub, watch = card.backup, card.hub, card.watch
+    intervals = [backup.store_interval] if backup.store else []
+    if backup.url:
+        intervals += [backup.full_interval, backup.weights_interval]
+    return OperationFacts(
+        partition=card.slurm.partition or "",
+        allocated_nodes=card.slurm.allocated_nodes,
+        exclusion_cap_percent=card.resilience.exclusion_cap_percent,
+        longest_queue_seconds=60.0 * watch.longest_queue_minutes,
+        tasks_left=watch.tasks_left,
+        clock_skew_seconds=watch.clock_skew_seconds,
+        purge_days=watch.scratch_purge_days,
+        used_files=tuple(_used_files(card)) if watch.scratch_purge_days is not None else (),
+        archive_interval=min(intervals, default=None),
+        sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
+        filesystems=tuple(
+            FilesystemRule(
+                name=entry.name,
+                bytes_percent=entry.bytes_percent,
+                inodes_percent=entry.inodes_percent,
+                bytes_limit=None if entry.bytes_limit is None else bytes_of(entry.bytes_limit),
+                inodes_limit=entry.inodes_limit,
+                least_free=None if entry.least_free is None else bytes_of(entry.least_free),
+                forecast_days=entry.forecast_days,
+            )
+            for entry in card.filesystems
+        ),
+        periodic_jobs=_wanted_jobs(card),
+    )
+
+
+def _wanted_jobs(card: RunCard) -> tuple[str, ...] | None:
+    from tr11ops.crontab.jobs import table
+    from trainer.config import CardError
+
+    try:
+        return tuple(job.name for job in table(card) if not job.unwanted)
+    except CardError:
+        return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+
+
+def _used_files(card: RunCard) -> Iterator[Path]:
+    from tr11ops.launch.datasets import prefixes_of
+
+    found = observed(lambda: prefixes_of(card.data))
+    for prefix in card.data.prefixes if isinstance(found, Unknown) else found:
+        yield Path(f"{prefix}.bin")
+        yield Path(f"{prefix}.idx")
+    for text in (card.tokenizer.path, card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
+        if text is not None:
+            yield Path(text)
+
+
+def see_operation(
+    directory: RunDirectory,
+    facts: OperationFacts,
+    name: str,
+    heartbeats: Observed[tuple[Heartbeat, ...]],
+    attempts: Observed[tuple[Attempt, ...]],
+) -> OperationSeen:
+    """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just read."""
+    state = directory.paths.state
+    holds, changed = read_holds(directory.paths.requests / "holds.json")
+    return OperationSeen(
+        ended_jobs=read_ended_jobs(directory.site, name),
+        holds=holds,
+        holds_changed=changed,
+        backup=read_copy(state / "backup" / "status.json"),
+        sync=read_copy(state / "sync" / "status.json"),
+        periodic_jobs=periodic.read_jobs(directory),
+        chains=periodic.read_chains(directory),
+        usage=read_usage(directory) if facts.filesystems else (),
+        clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
+        least_used=read_least_used(directory.paths, facts.used_files) if facts.purge_days is not None else (),
+    )
+
+
+def unseen_operation(why: Unknown) -> OperationSeen:
+    """Where the run directory is not there: nothing of it is known, for that one reason."""
+    return OperationSeen(why, why, None, why, why, why, why, why, why, why)
+
+
+# ----------------------------------------------------------------------------- copies and holds
+def read_copy(path: Path) -> Observed[CopyStatus | None]:
+    """The last success of a backup or a synchronisation; None when there never was one."""
+
+    def read() -> CopyStatus | None:
+        value = read_json(path)
+        if value is None:
+            return None
+        step = value.get("step")
+        return CopyStatus(
+            time=_number(path, value["time"]),
+            step=None if step is None else int(_number(path, step)),
+            message=_line(value.get("message")),
+        )
+
+    return observed(read)
+
+
+def read_holds(path: Path) -> tuple[Observed[tuple[Hold, ...]], float | None]:
+    """What tr11's commands hold, as they put it on record, and when they last held or released something."""
+
+    def read() -> tuple[Hold, ...]:
+        value = read_json(path) or {}
+        entries = [entry for entry in value.get("holds", []) if isinstance(entry, dict) and "job" in entry]
+        return tuple(
+            Hold(_line(entry["job"]), _line(entry.get("who")), _or_none(entry.get("time")), _line(entry.get("why")))
+            for entry in entries
+        )
+
+    changed = observed(lambda: path.stat().st_mtime)
+    return observed(read), None if isinstance(changed, Unknown) else changed
+
+
+def _line(value: Any) -> str:
+    """What a file says, as one line that is fit to be shown."""
+    text = "".join(character if character.isprintable() else " " for character in str(value or ""))
+    return " ".join(text.split())[:LONGEST_TEXT]
+
+
+def _number(path: Path, value: Any) -> float:
+    number = _or_none(value)
+    if number is None:
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
+    return number
+
+
+def _or_none(value: Any) -> float | None:
+    """A finite number; None for anything else (JSON as Python reads it knows NaN, and integers of any length)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
+        return None
+    return float(value)
+
+
+# ----------------------------------------------------------------------------- jobs that the scheduler has forgotten
+def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
+    """Ended jobs called `name` in the scheduler's own log, where `site` says that it keeps one. No call is made.
+
+    Empty where the site keeps none, or where it cannot be read from here: it often lies on the controller alone.
+    """
+    told = known(observed(lambda: read_json(site)), None) or {}
+    log = told.get("job_completions")
+    if not isinstance(log, str) or not log:
+        return ()
+    try:
+        lines, _ = tail_lines(Path(log), COMPLETION_BYTES)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ()
+    except OSError as error:
+        return Unknown(cause(error))
+    return jobcomp.ended_jobs(lines, name)
+
+
+# ----------------------------------------------------------------------------- clocks
+def read_clocks(
+    paths: RunPaths, beats: Iterable[Heartbeat], attempts: Iterable[Attempt]
+) -> Observed[tuple[ClockReading, ...]]:
+    """Times that hosts wrote into heartbeats and end markers, each beside the file system's own time of that file.
+
+    A few ranks of each host are read again, since content and time must be of the same version of the file. A file
+    that has gone meanwhile is left out.
+    """
+    chosen: dict[str, int] = {}
+    found: list[ClockReading] = []
+
+    def read() -> tuple[ClockReading, ...]:
+        for beat in beats:
+            if chosen.setdefault(beat.host, 0) < RANKS_PER_HOST:
+                chosen[beat.host] += 1
+                found.extend(_reading(paths.heartbeat(beat.rank), f"heartbeat of rank {beat.rank}"))
+        for attempt in attempts:
+            found.extend(_reading(paths.end_marker(attempt.job_id), f"end of attempt {attempt.label}"))
+        return tuple(found)
+
+    return observed(read)
+
+
+def _reading(path: Path, what: str) -> Iterator[ClockReading]:
+    try:
+        with path.open("rb") as stream:
+            stamped = os.fstat(stream.fileno()).st_mtime
+            value = observed(lambda: _object(stream.read(1 << 16)))
+    except FileNotFoundError:
+        return
+    if isinstance(value, dict):
+        host, written = str(value.get("host") or ""), _or_none(value.get("time"))
+        if host and written is not None:
+            yield ClockReading(host, written, stamped, what)
+
+
+def _object(data: bytes) -> Any:
+    return json.loads(data)
+
+
+# ----------------------------------------------------------------------------- what a purge would take
+def read_least_used(paths: RunPaths, used: Iterable[Path]) -> Observed[tuple[LeastUsed, ...]]:
+    """Of the newest checkpoint and of the data, the file that was read or changed longest ago.
+
+    The time is the later of access and change. Sites go by the same, unless their file system keeps no access times.
+    """
+
+    def read() -> tuple[LeastUsed, ...]:
+        steps = checkpoint_steps(paths.checkpoints)
+        found = []
+        if steps:
+            name = checkpoint_name(steps[-1])
+            found.append(_least(f"checkpoint {name}", _files_of(paths.checkpoint(steps[-1]))))
+        found.append(_least("data", used))
+        return tuple(entry for entry in found if entry is not None)
+
+    return observed(read)
+
+
+def _files_of(checkpoint: Path) -> Iterator[Path]:
+    for folder in ("weights", "optimizer"):
+        try:
+            entries = os.scandir(checkpoint / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        with entries:
+            yield from (Path(entry.path) for entry in islice(entries, FILES_PER_FOLDER) if entry.is_file())
+
+
+def _least(what: str, files: Iterable[Path]) -> LeastUsed | None:
+    times = []
+    for path in files:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        times.append((max(status.st_atime, status.st_mtime), path))
+    if not times:
+        return None
+    moment, path = min(times)
+    return LeastUsed(what, path, moment)

@@ -1,0 +1,158 @@
+"""Reads what the trainer left beside its steps: phases, events, logs' sizes, nodes' warnings.
+
+Only tails of large files are read. A failed read is `Unknown` with its reason, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.evidence import TAIL_BYTES, cause, observed, tail_lines
+from tr11ops.snapshot import Attempt, Observed, Unknown
+from tr11ops.training import Event, LogFile, NodeWarning, Phase, TrainingFacts
+from trainer.contract import RunPaths, read_json
+from trainer.phases import PhaseRecord, parse_phase
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
+PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
+EVENTS_KEPT = 100
+OTHER_RESULTS = ("warning", "bad")
+
+
+@dataclass(frozen=True)
+class TrainingEvidence:
+    """Fields of a Snapshot, under their names there."""
+
+    phases: Observed[tuple[Phase, ...]]
+    events: Observed[tuple[Event, ...]]
+    logs: Observed[tuple[LogFile, ...]]
+    node_warnings: Observed[tuple[NodeWarning, ...]]
+
+
+def training_facts(card: RunCard) -> TrainingFacts:
+    """What the detectors of the training need of a run card."""
+    return TrainingFacts(
+        stall_iterations=card.watch.stall_iterations,
+        slow_percent=card.watch.slow_percent,
+        gradient_factor=card.recovery.gradient_factor,
+        loss_factor=card.recovery.loss_factor,
+        window=card.recovery.window,
+        log_interval=card.logging.interval,
+        checkpoint_minutes=card.checkpoint.interval_minutes,
+    )
+
+
+def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingEvidence:
+    """Everything here, of the attempts that were seen."""
+    if isinstance(attempts, Unknown):
+        return TrainingEvidence(attempts, read_events(paths), read_logs(paths), attempts)
+    newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
+    return TrainingEvidence(
+        phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
+        events=read_events(paths),
+        logs=read_logs(paths),
+        node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
+    )
+
+
+def unseen_training(why: Unknown) -> TrainingEvidence:
+    """The same where the run directory itself cannot be seen."""
+    return TrainingEvidence(why, why, why, why)
+
+
+def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
+    """The phases of these attempts, oldest first in each; of a long file, those of its begin and its end."""
+
+    def read() -> tuple[Phase, ...]:
+        return tuple(phase for job_id in job_ids for phase in _phases_of(paths, job_id))
+
+    return observed(read)
+
+
+def _phases_of(paths: RunPaths, job_id: str) -> Iterator[Phase]:
+    path = paths.phases(job_id)
+    try:
+        tail, complete = tail_lines(path, PHASES_TAIL_BYTES)
+        if not complete:
+            yield from _spans(job_id, _head_lines(path, PHASES_HEAD_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from _spans(job_id, tail)
+
+
+def _head_lines(path: Path, size: int) -> list[str]:
+    with path.open("rb") as stream:
+        data = stream.read(size)
+    return data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def _spans(job_id: str, lines: list[str]) -> Iterator[Phase]:
+    records = [record for line in lines if (record := parse_phase(line)) is not None]
+    following: list[PhaseRecord | None] = [*records[1:], None]
+    for record, after in zip(records, following, strict=False):
+        same_launch = after is not None and after.launch == record.launch
+        ended = after.time if same_launch and after is not None else None
+        yield Phase(job_id, record.launch, record.phase, record.iteration, record.time, ended)
+
+
+def read_events(paths: RunPaths) -> Observed[tuple[Event, ...]]:
+    """The newest records of metrics.jsonl that are no steps, oldest first; none where there is no such file."""
+    try:
+        lines, _ = tail_lines(paths.metrics, TAIL_BYTES)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return Unknown(cause(error))
+    found = [event for line in lines if '"kind": "step"' not in line and (event := _event(line)) is not None]
+    return tuple(found[-EVENTS_KEPT:])
+
+
+def _event(line: str) -> Event | None:
+    try:
+        value = json.loads(line)
+        kind, time = value.get("kind", "step"), float(value["time"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None  # half a line
+    if kind == "step" or not isinstance(kind, str) or not math.isfinite(time):
+        return None
+    rest = {name: item for name, item in value.items() if name not in {"kind", "time", "job_id"}}
+    return Event(kind, time, str(value.get("job_id", "")), rest)
+
+
+def read_logs(paths: RunPaths) -> Observed[tuple[LogFile, ...]]:
+    """Size and age of those of main_log.txt and metrics.jsonl that are there."""
+
+    def read() -> tuple[LogFile, ...]:
+        found = []
+        for path in (paths.main_log, paths.metrics):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append(LogFile(path.name, status.st_size, status.st_mtime))
+        return tuple(found)
+
+    return observed(read)
+
+
+def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarning, ...]]:
+    """What the health checks of an attempt's nodes had to say, by node; what passed is left out."""
+
+    def read() -> tuple[NodeWarning, ...]:
+        found: list[NodeWarning] = []
+        for path in sorted((paths.attempt(job_id) / "nodes").glob("*.json")):
+            value = read_json(path) or {}
+            for check in value.get("checks", ()):
+                if check["result"] in OTHER_RESULTS:
+                    found.append(NodeWarning(path.stem, str(check["name"]), str(check["result"]), str(check["why"])))
+        return tuple(found)
+
+    return observed(read)

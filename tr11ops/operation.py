@@ -1,0 +1,82 @@
+"""What is seen of the operation around a run: copies, clocks, purges, holds; and what its card says of them.
+
+Frozen values only. Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class FilesystemRule:
+    """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes in bytes."""
+
+    name: str
+    bytes_percent: float = 85.0
+    inodes_percent: float = 85.0
+    bytes_limit: int | None = None
+    inodes_limit: int | None = None
+    least_free: int | None = None
+    forecast_days: float = 14.0
+
+
+@dataclass(frozen=True)
+class OperationFacts:
+    """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
+
+    `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
+    between two checkpoints that must be copied away; `sync_seconds` the time between two copies of the logs.
+    """
+
+    partition: str = ""
+    allocated_nodes: int | None = None
+    exclusion_cap_percent: float = 10.0
+    longest_queue_seconds: float = 3600.0
+    tasks_left: int = 2
+    clock_skew_seconds: float = 30.0
+    purge_days: float | None = None
+    used_files: tuple[Path, ...] = ()  # datasets and tokenizer, which a purge would take as well
+    archive_interval: int | None = None
+    sync_seconds: float | None = None
+    filesystems: tuple[FilesystemRule, ...] = ()
+    periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
+
+
+@dataclass(frozen=True)
+class CopyStatus:
+    """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified."""
+
+    time: float
+    step: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
+
+    host: str
+    written: float
+    stamped: float
+    what: str
+
+
+@dataclass(frozen=True)
+class LeastUsed:
+    """The file that was read or changed longest ago among some that the run needs."""
+
+    what: str  # "checkpoint global_step800", "data"
+    path: Path
+    time: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Waiting work that tr11 holds, on record: `job` is the number of a job or an array."""
+
+    job: str
+    who: str = ""
+    time: float | None = None
+    why: str = ""
