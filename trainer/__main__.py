@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
         os.environ.update(_alone())
     rank, paths = int(os.environ["RANK"]), config.paths
     attempt = Attempt.from_environment(os.environ, paths)
-    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id)
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
     watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
     # A newcomer watches whoever holds the lease for some seconds: these.
     lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None

@@ -24,6 +24,7 @@ LATEST_FILE = "latest"
 MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
+PHASES_FILE = "phases.jsonl"
 
 
 # ----------------------------------------------------------------------------- where things live
@@ -113,6 +114,10 @@ class RunPaths:
     def stop_request(self, job_id: str) -> Path:
         """A file whose existence asks this attempt, and no other, to save and leave."""
         return self.attempt(job_id) / STOP_REQUEST_FILE
+
+    def phases(self, job_id: str) -> Path:
+        """Each change of phase of an attempt's trainer, one line each (see `trainer.phases`)."""
+        return self.attempt(job_id) / PHASES_FILE
 
 
 def checkpoint_name(step: int) -> str:

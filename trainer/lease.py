@@ -78,11 +78,11 @@ def read_lease(paths: RunPaths) -> Claim | None:
 
 # ----------------------------------------------------------------------------- the files
 class LeaseFolder:
-    """The claims below `state/lease`. Each method is one step of the protocol; between two, anything may happen."""
+    """The claims below `state/NAME`. Each method is one step of the protocol; between two, anything may happen."""
 
-    def __init__(self, paths: RunPaths):
-        self.path = paths.state / "lease"
-        self._shown = paths.state / "lease.json"
+    def __init__(self, paths: RunPaths, name: str = "lease"):
+        self.path = paths.state / name
+        self._shown = paths.state / f"{name}.json"
 
     def newest(self) -> tuple[int, bytes]:
         """The highest epoch and its claim's bytes; (0, b"") when nobody ever claimed. Raises OSError."""

@@ -30,6 +30,7 @@ from trainer.contract import (
     write_heartbeat,
     write_json,
 )
+from trainer.phases import PhaseWriter
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 HEARTBEAT_SECONDS = 1.0
@@ -147,9 +148,14 @@ def tell(line: str, stream: TextIO | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """Writes this rank's heartbeat: at once when the phase changes, else at most every HEARTBEAT_SECONDS."""
+    """Writes this rank's heartbeat: at once when the phase changes, else at most every HEARTBEAT_SECONDS.
 
-    def __init__(self, paths: RunPaths, rank: int, job_id: str, clock: Callable[[], float] = time.time):
+    On rank 0 each change of phase is also kept, as a phase of `launch`.
+    """
+
+    def __init__(
+        self, paths: RunPaths, rank: int, job_id: str, clock: Callable[[], float] = time.time, launch: int = 1
+    ):
         self._path = paths.heartbeat(rank)
         self._rank = rank
         self._job_id = job_id
@@ -161,6 +167,7 @@ class HeartbeatWriter:
         self._iteration = 0
         self._request = 0
         self._writing = threading.Lock()  # an end without saving is reported by another thread
+        self._phases = PhaseWriter(paths.phases(job_id), launch, tell) if rank == 0 else None
 
     @property
     def iteration(self) -> int:
@@ -203,6 +210,8 @@ class HeartbeatWriter:
                 if not self._complained:
                     self._complained = True
                     tell(f"heartbeat cannot be written: {error}")
+            if self._phases is not None:
+                self._phases.enter(self._phase, self._iteration, now)
 
 
 def write_end_marker(

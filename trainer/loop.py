@@ -201,7 +201,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ the loop
     def _loop(self) -> Decision:
-        config, saver = self.config, self._saver
+        config = self.config
         self.skips = self.spikes.skips
         self.stream = self._train_stream() if self.progress.iteration < self.total else None
         interval = Interval()
@@ -232,7 +232,7 @@ class Trainer:
                 if decision is not None:
                     return decision
         if self.steps_done and config.evaluation.iterations:
-            saver.wait()
+            self._await_save()
             self._evaluate(self.samples.valid_groups(), self.samples.valid, "the end of training for val data")
             self._evaluate(self.samples.test_groups(), self.samples.test, "the end of training for test data")
         return Decision("finished", False, f"after training is done: {self.total} iterations")
@@ -318,7 +318,7 @@ class Trainer:
         )
         if not isinstance(action, RollBack):
             return
-        self._saver.wait()
+        self._await_save()
         self.heartbeat.beat("loading", self.progress.iteration)
         self.spikes.roll_back(action, self.fence)
         resumed = load_step(self.config, self.mesh, self.engine, action.to_step, self._say)
@@ -406,13 +406,19 @@ class Trainer:
         self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
         return self._saver.save(self.progress, self.learning_rate, self.clock())
 
+    def _await_save(self) -> CheckpointError | None:
+        """Stand still until the save in the background has ended; its fault, if it failed. Collective."""
+        if self._saver.in_flight is not None:
+            self.heartbeat.beat("saving", self.progress.iteration)
+        return self._saver.wait()
+
     def _end(self, decision: Decision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
         if self.saver is not None and self.steps_done and decision.save:
-            fault = self.saver.wait()
+            fault = self._await_save()
             if self.progress.iteration != self.saver.saved_step:
                 self._save()
-                fault = self.saver.wait()
+                fault = self._await_save()
             if fault is not None and self.progress.iteration != self.saver.saved_step:
                 decision = self._after_failed_save(fault, decision)
             self.switches.settle(self.saver.saved_step, None)

@@ -8,19 +8,31 @@ from typing import Any
 
 from tr11ops.cluster.base import Job
 from tr11ops.detect import signs
+from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
-from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from tr11ops.operation import CopyStatus
+from tr11ops.report.status_answer import answer
+from tr11ops.report.status_care import forecast_of
+from tr11ops.report.status_forecast import end_of, next_checkpoint, throughput_of
+from tr11ops.report.status_surroundings import Surroundings, node_use
+from tr11ops.snapshot import Attempt, Observed, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict
 from trainer.contract import EndMarker
 
 SCHEMA = 1
 
 
-def status_document(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict) -> dict[str, Any]:
+def status_document(
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    verdict: Verdict,
+    surroundings: Surroundings = Surroundings(),  # noqa: B008  frozen
+) -> dict[str, Any]:
     """The document. null means unknown or not there; every unknown has a line in `unknown`. Plain JSON values only."""
     steps = known(snapshot.steps, ())
     last = steps[-1].record if steps else None
     remaining = signs.remaining_seconds(snapshot)
+    said = answer(verdict, findings, surroundings.alerts)
     return {
         "schema": SCHEMA,
         "time": _stamp(snapshot.time),
@@ -31,25 +43,34 @@ def status_document(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: 
         "verdict": verdict.word.value,
         "why": verdict.why,
         "exit_code": verdict.exit_code,
+        "may_sleep": said.may_sleep,
+        "answer": said.text,
         "scheduler": snapshot.scheduler or None,
         "jobs": None if isinstance(snapshot.jobs, Unknown) else [_job(job) for job in snapshot.jobs],
         "nodes": _nodes(snapshot),
+        "node_use": _node_use(snapshot, surroundings),
         "iteration": signs.iteration(snapshot),
         "total_iterations": signs.total_iterations(snapshot),
         "loss": _finite(last.lm_loss) if last else None,
         "loss_is_finite": math.isfinite(last.lm_loss) if last else None,
         "seconds_per_iteration": signs.seconds_per_iteration(snapshot),
         "tflops": _finite(last.tflops) if last else None,
+        "throughput": _throughput(snapshot, surroundings),
         "learning_rate": _finite(last.learning_rate) if last else None,
         "global_batch_size": last.global_batch_size if last else None,
         "consumed_samples": last.consumed_samples if last else None,
         "consumed_tokens": last.consumed_tokens if last else None,
         "remaining_seconds": remaining,
         "eta": None if remaining is None else _stamp(snapshot.time + remaining),
+        "finish": _finish(snapshot, surroundings),
         "queue_coverage_seconds": signs.queue_coverage_seconds(snapshot),
         "last_attempts": _attempts(snapshot),
         "last_checkpoint": _checkpoint(snapshot),
+        "next_checkpoint": _next_checkpoint(snapshot),
+        "backup": _copy(snapshot.backup, snapshot.time),
+        "sync": _copy(snapshot.sync, snapshot.time),
         "kill_switch": _switch(snapshot),
+        "holds": _holds(snapshot),
         "exclusions": None if isinstance(snapshot.exclusions, Unknown) else [
             {"node": entry.node, "why": entry.why, "owner": entry.owner, "until": _stamp(entry.until)}
             for entry in snapshot.exclusions
@@ -61,7 +82,14 @@ def status_document(snapshot: Snapshot, findings: tuple[Finding, ...], verdict: 
             }
             for finding in findings
         ],
-        "unknown": list(snapshot.unknowns()),
+        "alerts": _alerts(surroundings),
+        "periodic_jobs": _periodic_jobs(snapshot),
+        "chains": None if isinstance(snapshot.chains, Unknown) else [
+            {"name": chain.name, "job_id": chain.job_id, "next_due": _stamp(chain.next_due)}
+            for chain in snapshot.chains
+        ],
+        "filesystems": _filesystems(snapshot),
+        "unknown": [*snapshot.unknowns(), *surroundings.unknowns()],
     }  # fmt: skip
 
 
@@ -120,6 +148,99 @@ def _switch(snapshot: Snapshot) -> dict[str, Any] | None:
         "set": True, "path": str(switch.path), "who": switch.who or None, "time": _stamp(switch.time),
         "why": switch.why or None,
     }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- what comes next
+def _throughput(snapshot: Snapshot, surroundings: Surroundings) -> dict[str, Any] | None:
+    rate = throughput_of(snapshot, known(surroundings.best, None))
+    if rate is None:
+        return None
+    return {"current": rate.current, "best": rate.best, "percent": rate.percent, "unit": rate.unit}
+
+
+def _finish(snapshot: Snapshot, surroundings: Surroundings) -> dict[str, Any] | None:
+    end = end_of(snapshot, surroundings.course)
+    if end is None:
+        return None
+    return {
+        "earliest": _stamp(snapshot.time + end.earliest),
+        "likely": None if end.likely is None else _stamp(snapshot.time + end.likely),
+        "earliest_seconds": end.earliest, "likely_seconds": end.likely, "window_seconds": end.window,
+        "useful_share": end.share,
+    }  # fmt: skip
+
+
+def _next_checkpoint(snapshot: Snapshot) -> dict[str, Any] | None:
+    following = next_checkpoint(snapshot)
+    if following is None:
+        return None
+    due = _stamp(snapshot.time + following.seconds)
+    return {"step": following.step, "seconds": following.seconds, "due": due, "why": following.why}
+
+
+# ----------------------------------------------------------------------------- the operation
+def _node_use(snapshot: Snapshot, surroundings: Surroundings) -> dict[str, Any] | None:
+    use = node_use(snapshot, surroundings)
+    return None if use is None else {"used": use.used, "spare": use.spare, "excluded": use.excluded}
+
+
+def _copy(seen: Observed[CopyStatus | None], now: float) -> dict[str, Any] | None:
+    if isinstance(seen, Unknown) or seen is None:
+        return None
+    age = max(0.0, now - seen.time)
+    return {"time": _stamp(seen.time), "age_seconds": age, "step": seen.step, "message": seen.message or None}
+
+
+def _holds(snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    if isinstance(snapshot.holds, Unknown):
+        return None
+    return [
+        {"job": hold.job, "who": hold.who or None, "time": _stamp(hold.time), "why": hold.why or None}
+        for hold in snapshot.holds
+    ]
+
+
+def _alerts(surroundings: Surroundings) -> list[dict[str, Any]] | None:
+    if isinstance(surroundings.alerts, Unknown):
+        return None
+    return [
+        {
+            "fingerprint": alert.fingerprint, "detector": alert.detector, "subject": alert.subject,
+            "severity": alert.severity.name.lower(), "title": alert.title, "since": _stamp(alert.began),
+            "owner": alert.owner or None, "acknowledged_by": alert.acknowledged_by or None,
+            "snoozed_until": _stamp(alert.snoozed_until), "runbook": alert.runbook or None,
+        }
+        for alert in surroundings.alerts
+    ]  # fmt: skip
+
+
+def _periodic_jobs(snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    if isinstance(snapshot.periodic_jobs, Unknown):
+        return None
+    return [
+        {
+            "name": job.name, "way": job.way, "host": job.host, "started": _stamp(job.started),
+            "ended": _stamp(job.ended), "exit_code": job.exit_code, "message": job.message or None,
+            "interval_seconds": job.interval_seconds, "next_due": _stamp(job.next_due),
+            "late": is_overdue(job, snapshot.time), "failures_in_a_row": job.failures_in_a_row,
+        }
+        for job in snapshot.periodic_jobs
+    ]  # fmt: skip
+
+
+def _filesystems(snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    if isinstance(snapshot.usage, Unknown):
+        return None
+    from tr11ops.filesystems.history import newest
+
+    return [
+        {
+            "name": usage.name, "source": usage.source, "path": usage.path or None, "time": _stamp(usage.time),
+            "bytes_percent": usage.percent("bytes"), "inodes_percent": usage.percent("inodes"),
+            "bytes_free": usage.bytes_free, "full_at": _stamp(forecast_of(snapshot, usage.name).full_at),
+        }
+        for usage in newest(snapshot.usage).values()
+    ]  # fmt: skip
 
 
 def _finite(value: float) -> float | None:

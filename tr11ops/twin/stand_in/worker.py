@@ -63,7 +63,7 @@ def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Sea
     """Pretend to train until something says stop, leave an end marker, and end this process with its exit status."""
     paths, rank = config.paths, seat.rank
     attempt = Attempt.from_environment(os.environ, paths)
-    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id)
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
     watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
     training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag)
     try:

@@ -1,0 +1,332 @@
+"""The account of made-up pasts whose truth is known, and its sums for any past at all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from tests.tr11ops.report.past import BEGIN, Past
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.report.goodput import Goodput, account
+from tr11ops.report.history import read_history
+from tr11ops.report.timeline import Bucket
+from tr11ops.snapshot import Unknown
+from trainer.contract import EndMarker, write_json
+
+NODES = ("n1", "n2", "n3", "n4")
+TAG, SECOND = "20260921-000000-00000001", "20260921-000000-00000002"
+
+
+def job(number: str, state: JobState, start: float | None = None, end: float | None = None) -> Job:
+    return Job(number, number, None, None, "run", "me", state, nodes=NODES,
+               start_time=None if start is None else BEGIN + start, end_time=None if end is None else BEGIN + end)  # fmt: skip
+
+
+def seconds(goodput: Goodput) -> dict[str, float]:
+    """Node-seconds by bucket, of those that have any."""
+    return {str(name): amount.node_micros / 1e6 for name, amount in goodput.buckets.items() if amount.node_micros}
+
+
+def eventful(past: Past) -> None:
+    """A node that dies, a stall, a time limit, a kill switch, and a controller that is killed. Three nodes and a spare."""
+    past.submit(0, TAG, 4, "1-3%1")
+    past.attempt(600, "101", NODES, TAG)
+    past.launch(610, 1, NODES[:3])
+    past.phase(640, "starting", 0)
+    past.phase(700, "loading", 0)
+    past.phase(720, "training", 0)
+    past.save(past.steps(720, 1, 5, 100), 1260)
+    past.phase(1260, "training")
+    past.save(past.steps(1260, 6, 10, 100), 1800)
+    past.phase(1800, "evaluating")
+    past.phase(1860, "training")
+    past.steps(1860, 11, 12, 100)
+    past.failed(2200, 2210, "node", ["n2"])
+    past.launch(2212, 2, ("n1", "n3", "n4"))
+    past.phase(2230, "starting", 0)
+    past.phase(2300, "loading", 0)
+    past.phase(2320, "training", 10)
+    past.steps(2320, 11, 12, 100)
+    past.step(4120, 13, 1600)
+    past.save(past.steps(4120, 14, 15, 100), 4360)
+    past.phase(4360, "ending")
+    past.ended(4361, 4365, "exit-duration", 15)
+    past.verdict(4370, "exit-duration", 15)
+
+    past.attempt(4970, "102", NODES, TAG)
+    past.launch(4980, 1, NODES[:3])
+    past.phase(4990, "starting", 0)
+    past.phase(5080, "loading", 0)
+    past.phase(5100, "training", 15)
+    past.steps(5100, 16, 17, 100)
+    past.journal(5310, "kill-switch-set", request=1)
+    past.save(past.steps(5300, 18, 18, 100), 5440)
+    past.phase(5440, "ending")
+    past.ended(5441, 5450, "kill-switch", 18)
+    past.verdict(5455, "kill-switch", 18, restart=False)
+    past.journal(9055, "resumed", switches=["kill switch"], jobs=["1000"])
+
+    past.attempt(9115, "103", NODES, TAG)
+    past.launch(9120, 1, NODES[:3])
+    past.phase(9130, "starting", 0)
+    past.phase(9200, "loading", 0)
+    past.phase(9220, "training", 18)
+    past.steps(9220, 19, 21, 100)
+
+
+TRUTH = {
+    "queue": 4 * (600 + 600 + 60),
+    "start-up": 4 * 100 + 3 * 88 + 4 * 110 + 4 * 85,
+    "load": 4 * 20 + 3 * 20 + 4 * 20 + 4 * 20,
+    "useful": 4 * 1000 + 3 * 500 + 4 * 300,
+    "redone": 4 * (200 + 100) + 4 * (300 + 80),
+    "save": 4 * 80 + 3 * 40 + 4 * 40,
+    "evaluation": 4 * 60,
+    "hang": 4 * 40 + 3 * 1500,
+    "restart gap": 4 * 10 + 3 * 2 + 3 * 10 + 4 * 15,
+    "node lost": 4370 - 2210,
+    "operator pause": 4 * 3600,
+}
+
+
+def test_an_eventful_past_is_accounted_as_it_was(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    ended = job("103", JobState.NODE_FAIL, 9115, 9600)
+    history = read_history(past.directory, (ended,))
+    goodput = account(history, BEGIN + 9600)
+    assert history.doubts == ()
+    assert seconds(goodput) == pytest.approx(TRUTH, abs=1.0)
+    assert goodput.total.node_micros == 1_000_000 * (4 * 9600)
+    assert goodput.total.held_micros == 1_000_000 * 4 * (4370 - 600 + 5455 - 4970 + 9600 - 9115)
+
+
+def test_spares_are_counted_where_the_rest_is(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, ()), BEGIN + 4370)
+    spare = {str(name): amount.spare_micros / 1e6 for name, amount in goodput.buckets.items() if amount.spare_micros}
+    assert sum(spare.values()) == 2210 - 600  # one of four, until it took the place of the lost one
+    assert spare["useful"] == 1000
+
+
+def test_each_loss_has_its_cause(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    causes = {cause: amount.node_micros / 1e6 for cause, amount in goodput.by(lambda span: span.cause).items() if cause}
+    assert causes == pytest.approx(
+        {
+            "first start": 4 * 600 + 4 * 100 + 80,
+            # lost steps, the wait for the first sign, what followed until the training went on, and the node itself
+            "node": 4 * 300 + 4 * 40 + 4 * 10 + 3 * 2 + 3 * 88 + 60 + 2160,
+            "stall": 3 * 1500,
+            "exit-duration": 3 * 10 + 4 * 600 + 4 * 110 + 80,
+            "kill-switch": 4 * 15 + 4 * 60 + 4 * 85 + 80,
+            "operator": 4 * 3600,
+            "no word": 4 * 380,
+        },
+        abs=1.0,
+    )
+    assert [(fault.cause, fault.time - BEGIN, fault.recovered and fault.recovered - BEGIN) for fault in goodput.faults] == [
+        ("node", 2200, 2320), ("no word", 9600, None),
+    ]  # fmt: skip
+    assert goodput.seconds_to_recover == 120
+
+
+def test_what_was_lost_last_is_only_known_when_the_attempt_is_over(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    runs = account(read_history(past.directory, (job("103", JobState.RUNNING, 9115),)), BEGIN + 9600)
+    assert seconds(runs)["redone"] == 4 * 300
+    assert seconds(runs)["useful"] == TRUTH["useful"] + 4 * 380
+
+
+def test_from_a_moment_on_the_rest_is_left_out_and_the_losses_are_still_known(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    late = goodput.since(BEGIN + 1900)
+    assert late.total.node_micros == 1_000_000 * 4 * (9600 - 1900)
+    assert late.buckets[Bucket.REDONE].node_micros == 1_000_000 * (4 * 260 + 4 * 380)
+    days = [goodput.between(BEGIN + at, BEGIN + at + 1000) for at in range(0, 10_000, 1000)]
+    assert sum(day.total.node_micros for day in days) == goodput.total.node_micros
+
+
+def test_without_a_record_of_phases_the_steps_tell_most(tmp_path):
+    """As a run of before that record looks: its start-up holds its load, and all else is as it was."""
+    past = Past(tmp_path, with_phases=False)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    truth = dict(TRUTH)
+    truth["start-up"] += truth.pop("load")
+    found = seconds(goodput)
+    # The evaluation left no trace but its save's end: it goes with the save, or is unknown.
+    assert found.pop("unknown", 0.0) + found.pop("save") == pytest.approx(
+        truth.pop("save") + truth.pop("evaluation"), abs=10.0
+    )
+    assert found == pytest.approx(truth, abs=40.0)
+    assert sum(seconds(goodput).values()) == 4 * 9600
+
+
+def test_a_step_clock_that_is_wrong_changes_nothing(tmp_path):
+    """The last rank logs the steps, the first one the phases; their nodes' clocks need not agree."""
+    found = []
+    for name, skew in (("right", 0.0), ("wrong", 37.0), ("behind", -900.0)):
+        past = Past(tmp_path / name)
+        past.submit(0, TAG, 4)
+        past.attempt(0, "101", NODES, TAG)
+        past.launch(10)
+        past.phase(20, "starting", 0)
+        past.phase(30, "training", 0)
+        past.save(past.steps(30, 1, 5, 100, skew), 540)
+        past.phase(540, "training")
+        past.steps(540, 6, 7, 100, skew)
+        past.failed(800, 810, "node", ["n1"])
+        past.verdict(820, "error", 5, "node")
+        found.append(seconds(account(read_history(past.directory, ()), BEGIN + 820)))
+    assert found[0] == found[1] == found[2]
+    assert found[0]["redone"] == 4 * 260
+
+
+def test_a_clock_that_was_set_back_loses_no_second(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(100, "101", NODES, TAG)
+    past.launch(110)
+    past.phase(120, "starting", 0)
+    past.phase(130, "training", 0)
+    past.steps(130, 1, 3, 10)
+    past.phase(90, "saving")  # set back by more than a minute
+    past.phase(95, "training")
+    past.steps(95, 4, 5, 10)
+    past.ended(200, 210, "exit-duration", 5)
+    past.verdict(205, "exit-duration", 5)
+    goodput = account(read_history(past.directory, ()), BEGIN + 205)
+    assert goodput.total.node_micros == 4 * 205 * 1_000_000
+    assert seconds(goodput)["queue"] == 400
+
+
+def test_an_end_that_nobody_saw_is_unknown_until_the_next_attempt(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4, "1-2%1")
+    past.attempt(0, "101", NODES, TAG, limit="01:00:00")
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 5, 100)
+    past.checkpoint(505, 5)
+    past.attempt(2000, "102", NODES, TAG)
+    past.launch(2000)
+    past.phase(2000, "training", 5)
+    past.steps(2000, 6, 7, 100)
+    running = (job("102", JobState.RUNNING, 2000),)
+    goodput = account(read_history(past.directory, running), BEGIN + 2200)
+    assert seconds(goodput) == {"useful": 4 * 700, "unknown": 4 * 1500}
+    assert goodput.buckets[Bucket.UNKNOWN].held_micros == 4 * 1500 * 1_000_000
+    silent = account(read_history(past.directory, Unknown("the controller does not answer")), BEGIN + 5000)
+    assert seconds(silent)["unknown"] == 4 * 1500 + 4 * 2800  # the second one may well be alive
+    over = account(read_history(past.directory, ()), BEGIN + 90_000)
+    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (72_000 - 200)  # but not beyond its time limit
+    assert seconds(over)["restart gap"] == 4 * (90_000 - 74_000)  # both tasks have begun: nothing waits
+
+
+def test_a_foreground_training_that_was_killed_ends_with_its_last_sign(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("here-0", "here-1"), kind="foreground")
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 5, 10)
+    goodput = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert seconds(goodput) == {"redone": 2 * 50, "restart gap": 2 * 950}  # no checkpoint: all of it was lost
+
+
+def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
+    """It comes back under its number, and its controller writes the records of its first life over."""
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    past.launch(10)
+    past.phase(10, "training", 0)
+    past.save(past.steps(10, 1, 5, 10), 65)
+    past.phase(65, "training")
+    past.steps(65, 6, 8, 10)
+    past.attempt(300, "101", NODES, TAG)
+    past.launch(300)
+    past.phase(310, "loading", 0)
+    past.phase(320, "training", 5)
+    past.steps(320, 6, 10, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 300),)), BEGIN + 370)
+    found = seconds(goodput)
+    assert (found["useful"], found["redone"], found["save"]) == (4 * 100, 4 * 30, 20)
+    assert found["start-up"] + found["load"] == 4 * 20
+    assert sum(found.values()) == 4 * 370
+    assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [("101 (requeued)", "no word")]
+
+
+def test_a_card_that_cannot_work_is_no_fault(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(0)
+    past.failed(20, 30, "configuration")
+    past.verdict(30, "error", cause="configuration", restart=False)
+    goodput = account(read_history(past.directory, ()), BEGIN + 30)
+    assert goodput.faults == () and goodput.seconds_between_faults is None
+    assert seconds(goodput) == {"start-up": 80, "restart gap": 40}
+
+
+def test_after_the_last_step_the_account_is_closed(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    past.launch(10)
+    past.phase(10, "training", 0)
+    past.steps(10, 1, 2, 10)
+    past.phase(30, "ending")
+    past.ended(30, 31, "finished", None)
+    past.verdict(32, "finished")
+    goodput = account(read_history(past.directory, ()), BEGIN + 1_000_000)
+    assert (goodput.end, seconds(goodput)) == (BEGIN + 32, {"queue": 40, "useful": 80, "restart gap": 8})
+    past.submit(5000, SECOND, 2)  # somebody wants more of it
+    asleep = read_history(past.directory, Unknown("asleep"))
+    assert seconds(account(asleep, BEGIN + 5100))["queue"] == 40 + 2 * 100
+    cancelled = seconds(account(read_history(past.directory, ()), BEGIN + 5100))  # the scheduler has nothing that waits
+    assert (cancelled["queue"], cancelled["restart gap"]) == (40, 8 + 2 * 100)
+
+
+def test_a_roll_back_within_a_launch_is_redone_work(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.save(past.steps(0, 1, 5, 10), 60)
+    past.phase(60, "training")
+    past.steps(60, 6, 8, 10)
+    past.phase(90, "loading")
+    past.phase(95, "training", 5)
+    past.steps(95, 6, 7, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 0),)), BEGIN + 115)
+    assert seconds(goodput) == {"useful": 4 * 70, "save": 40, "redone": 120, "load": 20}
+    assert {span.cause for span in goodput.spans if span.bucket in {Bucket.REDONE, Bucket.LOAD}} == {"roll-back"}
+
+
+def test_attempts_that_leave_for_a_kill_switch_are_the_operators(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    marker = EndMarker("kill-switch", 0, None, False, "", BEGIN + 12, "n1", "101", 0)
+    write_json(past.paths.end_marker("101"), asdict(marker))
+    past.verdict(12, "kill-switch", restart=False)
+    goodput = account(read_history(past.directory, ()), BEGIN + 100)
+    assert seconds(goodput) == {"queue": 40, "operator pause": 4 * 90}
+
+
+def test_what_cannot_be_read_is_unknown_and_said(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    history = read_history(past.directory, ())
+    blind = replace(history, attempts=Unknown("no right to read"))
+    assert seconds(account(blind, BEGIN + 100)) == {"unknown": 400}
+    past.attempt(10, "101", NODES, TAG)
+    (past.paths.attempt("101") / "attempt.json").write_text("{")
+    assert any("attempt 101" in doubt for doubt in read_history(past.directory, ()).doubts)

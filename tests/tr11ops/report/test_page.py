@@ -1,0 +1,241 @@
+"""The report page: what it says of a run with a past, that hostile texts stay texts, and how it looks in a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import asdict
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.cli.main import execute
+from tr11ops.journal import Journal
+from tr11ops.report import charts
+from tr11ops.report.material import gather
+from tr11ops.report.page import render
+from tr11ops.report.page_sections import page_of
+from tr11ops.report.series import Point, Series, points_of, read_series, thinned
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import RunFacts, Unknown
+from trainer.contract import EndMarker, RunPaths, write_json
+
+START = 1_700_000_000.0
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> & \"quotes\""
+
+
+def point(
+    iteration: int, loss: float = 2.0, norm: float = 0.2, tflops: float = 149.0, time: float | None = None
+) -> Point:
+    moment = START + 105 * iteration if time is None else time
+    return Point(moment, iteration, 1000 * iteration, loss, 6e-5, 2048, tflops, norm, "1")
+
+
+def record(iteration: int, job_id: str, time: float, loss: float | None = 2.0) -> str:
+    value = {
+        "kind": "step", "iteration": iteration, "total_iterations": 400, "consumed_samples": 8 * iteration,
+        "consumed_tokens": 16384 * iteration, "seconds_per_iteration": 10.0, "learning_rate": 6e-5,
+        "global_batch_size": 8, "lm_loss": loss, "grad_norm": 0.2, "samples_per_second": 0.8, "tflops": 149.5,
+        "time": time, "job_id": job_id,
+    }  # fmt: skip
+    return json.dumps(value)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run with two attempts: the first was ended by a fault after 100 steps, the second ended as it should."""
+    paths = RunPaths(tmp_path / "run", "small", "main")
+    found = RunDirectory(paths, paths.root / "kill-switch")
+    lines = []
+    for job, label, first, last, begin in (("11", 1, 1, 100, START + 60), ("12", 2, 91, 200, START + 2000)):
+        folder = paths.attempt(job)
+        write_json(
+            folder / "attempt.json",
+            {"job_id": job, "array_id": "10", "task_id": label, "start": begin, "nodes": ["n1", "n2", "n3"]},
+        )
+        end = begin + 10 * (last - first + 1) + 30
+        launch = {
+            "launch": 1,
+            "nodes": ["n1", "n2"],
+            "start": begin,
+            "end": end,
+            "first_sign": end - 5,
+            "cause": "node",
+        }
+        write_json(folder / "launches" / "1.json", launch)
+        lines += [
+            record(step, job, begin + 10 * (step - first + 1), None if step == 150 else 2.0 + 1 / step)
+            for step in range(first, last + 1)
+        ]
+    marker = EndMarker("exit-duration", 200, 200, True, "", START + 3130, "n1", "12", 1)
+    write_json(paths.end_marker("12"), asdict(marker))
+    write_json(
+        paths.attempt("11") / "verdict.json",
+        {"reason": "error", "iteration": 100, "checkpoint_step": 90, "exit_status": 1, "message": HOSTILE,
+         "cause": "node", "time": START + 1100, "job_id": "11"},
+    )  # fmt: skip
+    paths.metrics.parent.mkdir(parents=True)
+    paths.metrics.write_text("\n".join([*lines, '{"kind": "step", "torn']), encoding="utf-8")
+    Journal(found.journal, "test").write("node-excluded", HOSTILE, {"node": "n2"}, "someone", START + 1200)
+    return found
+
+
+def page_text(directory: RunDirectory, with_charts: bool = False) -> str:
+    facts = RunFacts("small", "main", directory.root, directory.kill_switch)
+    material = gather(directory, facts, Unknown("no scheduler here"), START + 4000)
+    return render(page_of(material, UTC, with_charts), charts.script() if with_charts else "")
+
+
+# ----------------------------------------------------------------------------- what it says
+def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
+    text = page_text(directory)
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    assert "210 steps" in words
+    assert "10_1" in words and "1 to 100" in words and "91 to 200" in words
+    assert "exit-duration" in words
+    assert "none was ever raised" in words
+    assert "no scheduler here" in words  # what could not be seen is said
+    faults = words[words.index("Faults that stopped") : words.index("Alerts")]
+    assert " node " in faults and "25 s" in faults  # the last step was 25 s before the first sign
+    account = words[words.index("Where the node-hours went") : words.index("Faults that stopped")]
+    assert "useful" in account and "100.00 %" in account
+
+
+def test_hostile_texts_stay_texts(directory: RunDirectory) -> None:
+    text = page_text(directory)
+    assert html.escape(HOSTILE, quote=False).split(" &amp;")[0] in text.replace("&#39;", "'")
+    assert "<img" not in text and "<script" not in text
+
+
+def test_a_run_without_a_past_is_a_page_too(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run", "small", "main")
+    paths.state.mkdir(parents=True)
+    words = page_text(RunDirectory(paths, paths.root / "kill-switch"))
+    assert "no step is logged yet" in words and "nothing was submitted yet" in words
+
+
+def test_the_command_writes_the_page_whole_and_refuses_in_one_line(
+    directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = Path("tests/data/small-card.toml").resolve()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = [
+        "report", "--run", str(card), "--no-charts", "--scheduler", "local", "--set", f"run.directory={directory.root}",
+        "--set", "run.name=small", "--set", "run.variant=main",
+    ]  # fmt: skip
+    assert execute([*words, "-o", "r.html"]) == 0
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    capsys.readouterr()
+    assert execute([*words, "-o", "/proc/none/r.html"]) == 1
+    assert capsys.readouterr().err.startswith("tr11: --output /proc/none/r.html: ")
+    assert execute([*words, "--zone", "../etc"]) == 2
+    assert "is not a time zone" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------- thinning and gaps
+@given(
+    st.lists(st.floats(0.1, 100) | st.just(math.nan), min_size=1, max_size=600),
+    st.integers(6, 60),
+)
+def test_thinning_loses_no_extreme_and_keeps_the_order(losses: list[float], most: int) -> None:
+    points = [point(index, loss) for index, loss in enumerate(losses)]
+    kept = thinned(points, most)
+    assert kept.total == len(points)
+    assert [each.iteration for each in kept.points] == sorted({each.iteration for each in kept.points})
+    finite = [loss for loss in losses if not math.isnan(loss)]
+    if finite:
+        shown = [each.loss for each in kept.points if not math.isnan(each.loss)]
+        assert min(shown) == min(finite)
+        assert max(shown) == max(finite)
+    assert any(math.isnan(loss) for loss in losses) == any(math.isnan(each.loss) for each in kept.points)
+    assert len(kept.points) <= max(len(points) if len(points) <= most else 0, 14 * max(1, most // 7))
+
+
+def test_the_spike_of_april_is_drawn() -> None:
+    points = [point(step, *((5.098, 960.0) if step == 31219 else (2.2, 0.24))) for step in range(60_000)]
+    kept = thinned(points, 2000)
+    assert len(kept.points) <= 4000
+    assert max(each.loss for each in kept.points) == 5.098
+    assert max(each.grad_norm for each in kept.points) == 960.0
+
+
+def test_lines_that_are_no_step_are_passed_over() -> None:
+    lines = [b'{"kind": "step"', b"[]", b'"step"', b'{"kind": "validation", "step": 1}', record(7, "1", START).encode()]
+    assert [each.iteration for each in points_of(lines)] == [7]
+    assert read_series(Path("/nonexistent/metrics.jsonl")) == Series((), 0)
+
+
+def test_no_line_is_drawn_across_an_outage_or_a_step_back() -> None:
+    steady = [point(step) for step in range(50)]
+    assert None not in charts.with_gaps(steady)
+    outage = [*steady, point(50, time=START + 105 * 49 + 7200)]
+    assert charts.with_gaps(outage)[-2] is None
+    back = [*steady, point(40, time=START + 105 * 50)]
+    assert charts.with_gaps(back)[-2] is None
+
+
+# ----------------------------------------------------------------------------- in a browser
+def browser() -> str:
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    )
+    if not found:
+        if os.environ.get("TR11_REQUIRE_BROWSER") == "1":
+            pytest.fail("TR11_REQUIRE_BROWSER=1, but there is no Chromium on PATH")
+        pytest.skip("no Chromium here")
+    return found
+
+
+# Measures the page inside frames of a desktop's and of a phone's width, and writes what it found into its own title.
+FRAMES = """<!doctype html><body><script>
+const widths = [1280, 390], found = [];
+for (const width of widths) {
+  const frame = document.createElement("iframe");
+  frame.style.width = width + "px"; frame.style.height = "900px"; frame.src = "report.html";
+  frame.onload = () => setTimeout(() => {
+    const inside = frame.contentDocument;
+    found.push({width, overflow: inside.documentElement.scrollWidth - width, title: inside.title,
+      charts: inside.querySelectorAll(".js-plotly-plot .main-svg").length,
+      lines: inside.querySelectorAll("#course-chart .scatterlayer .trace").length,
+      widest: Math.max(...[...inside.querySelectorAll(".js-plotly-plot .svg-container")].map(e => e.offsetWidth)),
+      foreign: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("data:"))});
+    if (found.length == widths.length) { const out = document.createElement("pre"); out.id = "found";
+      out.textContent = JSON.stringify(found); document.body.append(out); }
+  }, 1500);
+  document.body.append(frame);
+}
+</script></body>"""
+
+
+def test_it_fits_a_desktop_and_a_phone_draws_its_charts_and_fetches_nothing(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    program = browser()
+    (tmp_path / "report.html").write_text(page_text(directory, with_charts=True), encoding="utf-8")
+    (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")
+    done = subprocess.run(
+        [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000",
+         "--dump-dom", (tmp_path / "frames.html").as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match, (done.stdout[-2000:], done.stderr[-2000:])
+    views = json.loads(html.unescape(match.group(1)))
+    assert sorted(view["width"] for view in views) == [390, 1280]
+    for view in views:
+        assert view["overflow"] <= 0, view
+        assert view["title"] == "small / main: report", view
+        assert view["charts"] >= 3 and view["lines"] == 5, view
+        assert 300 < view["widest"] <= view["width"], view
+        assert view["foreign"] == [], view

@@ -1,0 +1,134 @@
+"""`tr11 advise`: the save interval, spares, array length and margin that the run's own past calls for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption
+from tr11ops.cli.goodput import LookBack, look_back, shows_drawings, terminal_width
+
+if TYPE_CHECKING:
+    from tr11ops.report.advise import Advice, Situation
+    from tr11ops.report.goodput import Goodput
+
+SCHEMA = 1
+LABEL = 15
+
+
+def advise(
+    run: RunOption = None,
+    mtbf: Annotated[
+        float | None, typer.Option("--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with.")
+    ] = None,
+    scheduler: SchedulerOption = "auto",
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What the run's own past calls for, and the node-hours that it would have saved.
+
+    Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin before the time
+    limit. With fewer than five faults the run's own count says too little: BLOOM's 64,500 GPU-hours per failure are
+    taken then, or what --mtbf says. Nothing is changed.
+
+    [bold]Examples[/bold]
+
+      tr11 advise
+
+      tr11 advise --mtbf 168
+
+      tr11 advise --json | jq '.advice[] | {topic, change, saved_node_hours}'
+    """
+    if mtbf is not None and not 0 < mtbf <= 1e7:
+        raise Refusal(f"--mtbf {mtbf:g}: must be above 0 hours", exit_code=2)
+    from tr11ops.report.advise import advise as conclude
+    from tr11ops.snapshot import Unknown
+
+    look = look_back(run, overrides, scheduler)
+    if isinstance(look.history.attempts, Unknown):
+        raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
+    found = conclude(look.history, look.goodput, situation_of(look, mtbf))
+    if as_json:
+        print(json.dumps(_document(look, found), indent=1, allow_nan=False))
+        return
+    for line in _lines(look, found):
+        print(line)
+
+
+def situation_of(look: LookBack, mtbf_hours: float | None) -> Situation:
+    """What the card says today, and how much of the training remains."""
+    from tr11ops.launch.margins import room_before_limit
+    from tr11ops.report.advise import Situation
+    from tr11ops.snapshot import known
+
+    card = look.card
+    room = room_before_limit(card)
+    minutes = card.run.exit_duration_minutes
+    done = max((step.iteration for step in known(look.history.steps, ())[-1000:]), default=0)
+    return Situation(
+        nodes=card.slurm.nodes,
+        spares=card.slurm.spare_nodes,
+        gpus_per_node=card.slurm.gpus_per_node or card.slurm.workers,
+        task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
+        time_limit=float(card.time_limit_seconds),
+        save_every=card.checkpoint.interval,
+        room=room.sure if room is not None else None,
+        evaluates=card.evaluation.iterations > 0,
+        remaining=max(0, card.total_iterations - done),
+        given_mtbf=None if mtbf_hours is None else 3600.0 * mtbf_hours,
+    )
+
+
+def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
+    from textwrap import wrap
+
+    from tr11ops.report.advise import is_worth_it
+    from tr11ops.report.goodput_screen import Paper
+
+    paper = Paper(terminal_width(), shows_drawings())
+    yield paper.fit(f"{look.history.name} / {look.history.variant}   {_past(look.goodput)}")
+    for advice in found:
+        yield ""
+        worth = bool(advice.change) and is_worth_it(advice, look.goodput)
+        arrow = f"{advice.now} -> {advice.better}" if advice.now else advice.better
+        head = arrow if worth else f"{advice.now}: leave it" if advice.now else advice.better
+        yield paper.fit(f"{advice.topic:{LABEL}}{head}")
+        is_other = advice.saved_node_hours is not None and advice.now != advice.better
+        for reason in (*advice.why, *((_saved(advice, look.goodput),) if is_other else ())):
+            for line in wrap(reason, paper.width - LABEL, subsequent_indent="  "):
+                yield paper.fit(f"{'':{LABEL}}{line}")
+        if worth:
+            yield paper.fit(f"{'  type':{LABEL}}{advice.change}")
+
+
+def _past(goodput: Goodput) -> str:
+    count = len(goodput.faults)
+    hours = goodput.total.held_micros / 3.6e9
+    return f"{hours:,.1f} node-hours, {count} fault{'' if count == 1 else 's'}"
+
+
+def _saved(advice: Advice, goodput: Goodput) -> str:
+    saved = advice.saved_node_hours or 0.0
+    share = 100 * saved / goodput.total.node_hours if goodput.total.node_hours else 0.0
+    if saved <= 0:
+        return f"{advice.better} would have saved nothing over this past"
+    return f"{advice.better} would have saved {saved:,.2f} node-hours over this past ({share:.1f} %)"
+
+
+def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from tr11ops.report.advise import is_worth_it
+
+    return {
+        "schema": SCHEMA,
+        "run": look.history.name,
+        "variant": look.history.variant,
+        "node_hours": look.goodput.total.node_hours,
+        "faults": len(look.goodput.faults),
+        "advice": [{**asdict(advice), "worth_it": is_worth_it(advice, look.goodput)} for advice in found],
+        "unknown": list(look.goodput.doubts),
+    }

@@ -1,0 +1,318 @@
+"""A shift's hand-over: what happened, what is open, what comes next. Pure: what was read of the run in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.exclusions import AUTOMATIC_OWNER
+from tr11ops.journal import Entry
+from tr11ops.report.handover_deeds import Deed, deeds_of, is_persons
+from tr11ops.report.status_answer import answer
+from tr11ops.report.status_surroundings import Surroundings
+from tr11ops.rundir import Submission
+from tr11ops.snapshot import Exclusion, Snapshot, Unknown, known
+from tr11ops.units import duration
+from tr11ops.verdict import Verdict
+from trainer.contract import EndMarker
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.book import Alert, Incident
+    from tr11ops.report.goodput import Goodput
+    from tr11ops.report.history import History
+    from tr11ops.snapshot import Observed
+
+KIND = "handover"  # of the journal's entry
+MOST_CHANGES = 12
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the training was: the last step before a moment. `loss` is None where it was not a number."""
+
+    iteration: int
+    consumed_samples: int
+    consumed_tokens: int
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Material:
+    """Everything that a hand-over is made of, read once. `begun` and `ended` are where the shift began and ended."""
+
+    snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    surroundings: Surroundings
+    history: History
+    goodput: Goodput
+    incidents: Observed[tuple[Incident, ...]]
+    journal: tuple[Entry, ...]
+    begun: Standing | None
+    ended: Standing | None
+    cards: Mapping[str, Mapping[str, Any]]  # of the submissions, by tag
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One thing with its moment. `who` did it; "" for what nobody did."""
+
+    time: float
+    text: str
+    who: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the shift's training came to. `useful` is the share (0..1) of the held node time that counts."""
+
+    iterations: int
+    samples: int
+    tokens: int
+    first: int
+    last: int
+    loss_before: float | None
+    loss_now: float | None
+    useful: float | None
+    node_hours: float
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One incident of the shift. `told` and `lasted` are seconds from its first sign; `lasted` None: still open."""
+
+    time: float
+    severity: Severity
+    title: str
+    acknowledged_by: str
+    told: float
+    lasted: float | None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """An end that nobody meant. `down`: seconds from its first sign until the training went on; None: not yet."""
+
+    time: float
+    job: str
+    cause: str
+    blamed: tuple[str, ...]
+    decision: str
+    down: float | None
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins there."""
+
+    run: str
+    variant: str
+    since: float
+    until: float
+    basis: str
+    verdict: str
+    answer: str
+    why: str
+    progress: Progress | None
+    incidents: tuple[Trouble, ...]
+    restarts: tuple[Restart, ...]
+    ends: tuple[Happened, ...]
+    checkpoints: tuple[int, ...]
+    nodes: tuple[Happened, ...]
+    people: tuple[Happened, ...]
+    automatic: tuple[Happened, ...]
+    changes: tuple[Happened, ...]
+    open: tuple[Happened, ...]
+    coming: tuple[Happened, ...]
+    doubts: tuple[str, ...]
+
+
+def hand_over(material: Material, since: float, until: float, basis: str, coming: Iterable[Happened]) -> Handover:
+    """The hand-over of the shift from `since` to `until`; `coming` are the events ahead, by time."""
+    snapshot = material.snapshot
+    entries = [entry for entry in material.journal if since <= entry.time < until]
+    deeds = deeds_of(entries)
+    return Handover(
+        run=snapshot.run.name,
+        variant=snapshot.run.variant,
+        since=since,
+        until=until,
+        basis=basis,
+        verdict=material.verdict.word.value,
+        answer=answer(material.verdict, material.findings, material.surroundings.alerts).text,
+        why=material.verdict.why,
+        progress=_progress(material, since, until),
+        incidents=tuple(_incidents(material, since, until)),
+        restarts=tuple(_restarts(material, since, until)),
+        ends=tuple(_ends(snapshot, since, until)),
+        checkpoints=tuple(
+            mark.step for mark in known(material.history.checkpoints, ()) if since <= mark.created < until
+        ),
+        nodes=tuple(_happened(deed) for deed in deeds if deed.is_of_a_node),
+        people=tuple(_happened(deed) for deed in deeds if is_persons(deed) and not deed.is_of_a_node),
+        automatic=tuple(_happened(deed) for deed in deeds if not is_persons(deed) and not deed.is_of_a_node),
+        changes=tuple(_changes(known(material.history.submissions, ()), material.cards, since, until)),
+        open=tuple(_open(material)),
+        coming=tuple(sorted(coming, key=lambda event: event.time)),
+        doubts=tuple(dict.fromkeys(material.doubts)),
+    )
+
+
+def last_handover(entries: Iterable[Entry]) -> Entry | None:
+    """The newest hand-over on record."""
+    return max((entry for entry in entries if entry.kind == KIND), key=lambda entry: entry.time, default=None)
+
+
+# ----------------------------------------------------------------------------- what happened
+def _progress(material: Material, since: float, until: float) -> Progress | None:
+    begun, ended = material.begun or Standing(0, 0, 0, None), material.ended
+    if ended is None:
+        return None
+    part = material.goodput.between(since, until)
+    return Progress(
+        iterations=ended.iteration - begun.iteration,
+        samples=ended.consumed_samples - begun.consumed_samples,
+        tokens=ended.consumed_tokens - begun.consumed_tokens,
+        first=begun.iteration,
+        last=ended.iteration,
+        loss_before=begun.loss,
+        loss_now=ended.loss,
+        useful=part.useful_of_held,
+        node_hours=part.total.held_micros / 3.6e9,
+    )
+
+
+def _incidents(material: Material, since: float, until: float) -> Iterator[Trouble]:
+    """Those that were open at any moment of the shift; what nobody is told of is left out."""
+    for incident in known(material.incidents, ()):
+        over = incident.resolved
+        if incident.began >= until or (over is not None and over < since) or incident.severity < Severity.WARNING:
+            continue
+        yield Trouble(
+            time=incident.began,
+            severity=incident.severity,
+            title=incident.title,
+            acknowledged_by=incident.acknowledged_by,
+            told=max(0.0, incident.opened - incident.began),
+            lasted=None if over is None or over >= until else max(0.0, over - incident.began),
+        )
+
+
+def _restarts(material: Material, since: float, until: float) -> Iterator[Restart]:
+    launches = {
+        (attempt.job_id, launch.launch): (attempt.label, launch)
+        for attempt in known(material.history.attempts, ())
+        for launch in attempt.launches
+    }
+    for fault in material.goodput.faults:
+        if not since <= fault.time < until:
+            continue
+        label, launch = launches.get((fault.job_id, fault.launch), (fault.job_id, None))
+        again = fault.recovered if fault.recovered is not None and fault.recovered < until else None
+        yield Restart(
+            time=fault.time,
+            job=label,
+            cause=(launch.summary if launch is not None else "") or fault.cause,
+            blamed=launch.blamed if launch is not None else (),
+            decision=launch.decision if launch is not None else "",
+            down=None if again is None else again - fault.time,
+        )
+
+
+def _ends(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
+    """Attempts that ended with the trainer's own word, as they should."""
+    for attempt in reversed(known(snapshot.attempts, ())):
+        end = attempt.end
+        if isinstance(end, EndMarker) and since <= end.time < until:
+            step = end.checkpoint_step
+            saved = "nothing saved" if step is None else f"checkpoint of step {step}"
+            name = attempt.label or attempt.job_id
+            yield Happened(end.time, f"{name} ended: {end.reason} at iteration {end.iteration}, {saved}")
+
+
+def _happened(deed: Deed) -> Happened:
+    return Happened(deed.time, deed.text, deed.who, deed.why)
+
+
+def _changes(
+    submissions: Sequence[Submission], cards: Mapping[str, Mapping[str, Any]], since: float, until: float
+) -> Iterator[Happened]:
+    """What the cards of the shift's submissions say otherwise than the one before each."""
+    ordered = sorted(submissions, key=lambda entry: (entry.time, entry.tag))
+    for before, after in pairwise(ordered):
+        if not since <= after.time < until or before.card_hash == after.card_hash:
+            continue
+        first, second = cards.get(before.tag), cards.get(after.tag)
+        name = f"job {after.job_id}" if after.job_id is not None else after.tag
+        if first is None or second is None:
+            yield Happened(after.time, f"{name}: the card was changed; what in it cannot be read", after.user)
+            continue
+        found = list(differences(first, second))
+        more = f"; and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
+        if found:
+            yield Happened(after.time, f"{name}: {'; '.join(found[:MOST_CHANGES])}{more}", after.user)
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """`section.key: old -> new` for every value that differs, by name."""
+    for key in sorted({*before, *after}):
+        old, new, name = before.get(key), after.get(key), f"{path}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{name}.")
+        elif old != new:
+            yield f"{name}: {_value(old)} -> {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    text = "none" if value is None else " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ----------------------------------------------------------------------------- what is open
+def _open(material: Material) -> Iterator[Happened]:
+    snapshot, alerts = material.snapshot, material.surroundings.alerts
+    yield from _alerts(known(alerts, ()), snapshot.time)
+    yield from _faults(material.findings, known(alerts, ()), snapshot.time)
+    for hold in known(snapshot.holds, ()):
+        yield Happened(
+            hold.time or snapshot.time, f"job {hold.job} is held (`tr11 resume` releases it)", hold.who, hold.why
+        )
+    switch = snapshot.kill_switch
+    if switch is not None and not isinstance(switch, Unknown):
+        yield Happened(switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why)
+    yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
+
+
+def _alerts(alerts: Iterable[Alert], now: float) -> Iterator[Happened]:
+    for alert in alerts:
+        owner = alert.owner or alert.acknowledged_by
+        has = f"{owner} has it" if owner else f"nobody has it (`tr11 alerts ack {alert.fingerprint}`)"
+        snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
+        quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
+        page = f", runbook {alert.runbook}" if alert.runbook else ""
+        yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}; {has}{quiet}{page}")
+
+
+def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
+    """What this look found and no alert stands for, because no watchdog has looked since."""
+    from tr11ops.alerts.fingerprint import fingerprint
+
+    standing = {alert.fingerprint for alert in alerts}
+    for finding in findings:
+        if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.subject) not in standing:
+            fix = f" (`{finding.fix}`)" if finding.fix else ""
+            yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}; no alert was opened yet")
+
+
+def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happened]:
+    for entry in exclusions:
+        due = ""
+        if entry.until is not None:
+            due = ", due for a check" if entry.until <= now else f", for another {duration(entry.until - now)}"
+        owner = "" if entry.owner == AUTOMATIC_OWNER else entry.owner
+        yield Happened(entry.since or now, f"{entry.node} is excluded{due}", owner, entry.why)

@@ -1,0 +1,117 @@
+"""The journal's entries as sentences: what people and tr11 did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tr11ops.deeds import INTENT, OUTCOME
+from tr11ops.exclusions import AUTOMATIC_OWNER, CHECKED, EXCLUDED, INCLUDED
+from tr11ops.journal import Entry
+
+Data = Mapping[str, Any]
+
+# What is told elsewhere in the hand-over, or says nothing to a person.
+SILENT = frozenset({"alert-opened", "alert-sent", "alert-resolved", "handover", "launch", "launch-failed", INTENT})
+NODES = frozenset({EXCLUDED, INCLUDED, CHECKED})
+
+
+def _names(data: Data, key: str) -> str:
+    value = data.get(key)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+def _alert(data: Data) -> str:
+    return str(data.get("title") or data.get("detector") or "an alert")
+
+
+SENTENCES: Mapping[str, Callable[[Data], str]] = {
+    "submitted": lambda data: f"submitted job {data.get('job_id')}",
+    "launch-refused": lambda _: "tried to launch, and was refused",
+    "launch-unknown": lambda _: "tried to launch; the scheduler's answer was lost",
+    "submission-settled": lambda data: f"a submission in doubt was settled: job {data.get('job_id') or 'none'}",
+    "kill-switch-set": lambda _: "set the kill switch",
+    "kill-switch-released": lambda _: "released the kill switch",
+    "pause": lambda _: "paused the run after its task",
+    "resumed": lambda _: "let the run go on",
+    "held": lambda data: f"held job {_names(data, 'jobs')}",
+    "array-held": lambda data: f"held what waits: job {_names(data, 'jobs')}",
+    "stop-fallback": lambda data: f"cancelled job {data.get('job')}, which did not stop",
+    "checkpoint-now": lambda _: "asked for a checkpoint",
+    "repaired": lambda data: f"repaired the chain: {data.get('action')} job {data.get('job_id')}",
+    "alert-acknowledged": lambda data: f"acknowledged: {_alert(data)}",
+    "alert-assigned": lambda data: f"gave to {data.get('owner') or 'somebody'}: {_alert(data)}",
+    "alert-snoozed": lambda data: f"snoozed: {_alert(data)}",
+    "alert-acknowledgement-expired": lambda data: f"nobody has it any more: {_alert(data)}",
+    "cron-installed": lambda data: f"installed the periodic jobs ({data.get('way')})",
+    "cron-removed": lambda data: f"removed the periodic jobs ({data.get('way')})",
+    EXCLUDED: lambda data: f"{data.get('node')} excluded",
+    INCLUDED: lambda data: f"{data.get('node')} may be used again",
+    CHECKED: lambda data: f"{data.get('node')} checked: {data.get('result')}",
+    OUTCOME: lambda data: f"{data.get('action', 'acted')} {data.get('subject', '')}: {data.get('result') or 'begun'}",
+}
+
+
+@dataclass(frozen=True)
+class Deed:
+    """One entry, or several alike in a row (`count`), as a sentence without its subject."""
+
+    time: float
+    kind: str
+    who: str
+    text: str
+    why: str
+    count: int = 1
+
+    @property
+    def is_of_a_node(self) -> bool:
+        return self.kind in NODES
+
+
+def is_persons(deed: Deed) -> bool:
+    """Whether a person did it. The watchdog acts under the name of whoever installed it, but by itself."""
+    return deed.who not in {"", AUTOMATIC_OWNER} and deed.kind != OUTCOME
+
+
+def deeds_of(entries: Iterable[Entry]) -> tuple[Deed, ...]:
+    """The deeds worth a line, oldest first. A kind that is not known here is told by its own name."""
+    found: list[Deed] = []
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.kind in SILENT or _is_repeated(entry, seen):
+            continue
+        deed = Deed(entry.time, entry.kind, entry.who, _sentence(entry), entry.why)
+        last = found[-1] if found else None
+        if last is not None and (last.kind, last.who, last.text, last.why) == (
+            deed.kind,
+            deed.who,
+            deed.text,
+            deed.why,
+        ):
+            found[-1] = Deed(last.time, last.kind, last.who, last.text, last.why, last.count + 1)
+        else:
+            found.append(deed)
+    return tuple(_counted(deed) for deed in found)
+
+
+def _is_repeated(entry: Entry, seen: set[str]) -> bool:
+    """An alert's entry that a killed process wrote twice carries the same id."""
+    name = entry.data.get("event") if entry.kind.startswith("alert-") else None
+    if not isinstance(name, str):
+        return False
+    if name in seen:
+        return True
+    seen.add(name)
+    return False
+
+
+def _sentence(entry: Entry) -> str:
+    tell = SENTENCES.get(entry.kind)
+    return tell(entry.data) if tell is not None else entry.kind.replace("-", " ")
+
+
+def _counted(deed: Deed) -> Deed:
+    if deed.count == 1:
+        return deed
+    return Deed(deed.time, deed.kind, deed.who, f"{deed.text} ({deed.count} times)", deed.why, deed.count)

@@ -1,0 +1,190 @@
+"""Everything that a run's files say of its past: submissions, attempts, phases, steps, checkpoints, stops, exclusions.
+
+Read-only. What could not be read is Unknown, or a line in `doubts`; nothing is filled in. Times are seconds since the
+epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.evidence import observed, read_submissions
+from tr11ops.exclusions import EXCLUDED, INCLUDED
+from tr11ops.journal import Entry, read_journal
+from tr11ops.observe import belongs
+from tr11ops.report.history_attempts import lives_of, read_attempts
+from tr11ops.report.history_types import AttemptHistory, CheckpointMark, History, Period, StepMark
+from tr11ops.rundir import RunDirectory, Submission
+from tr11ops.snapshot import Observed, Unknown, known
+from trainer.contract import MANIFEST_FILE, RunPaths, checkpoint_steps
+
+__all__ = ["AttemptHistory", "CheckpointMark", "History", "Period", "StepMark", "read_history"]
+
+_CREATED = re.compile(r'"created":\s*(\d+(?:\.\d+)?)')
+
+
+@dataclass
+class _Metrics:
+    """What one pass over metrics.jsonl gathers."""
+
+    steps: list[StepMark] = field(default_factory=list)
+    roll_backs: list[tuple[float, int]] = field(default_factory=list)
+    validations: list[float] = field(default_factory=list)
+
+
+def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]]) -> History:
+    """Read a run's past. `jobs` are the scheduler's, for what runs now and when what ended gave its nodes back."""
+    paths, doubts = directory.paths, list[str]()
+    metrics = observed(lambda: _read_metrics(paths.metrics))
+    steps: Observed[tuple[StepMark, ...]] = metrics if isinstance(metrics, Unknown) else tuple(metrics.steps)
+    if isinstance(steps, Unknown):
+        doubts.append(f"steps: {steps.why}")
+    last_steps = {step.job_id: step.time for step in known(steps, ())}
+    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, doubts))
+    if not isinstance(attempts, Unknown):
+        lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
+        attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
+    if isinstance(attempts, Unknown):
+        doubts.append(f"attempts: {attempts.why}")
+    if isinstance(jobs, Unknown) and any(attempt.ended is None for attempt in known(attempts, ())):
+        doubts.append(f"jobs: {jobs.why}")
+    submissions, unread = read_submissions(directory)
+    if isinstance(submissions, Unknown):
+        doubts.append(f"submissions: {submissions.why}")
+    ledger = read_journal(directory.journal)
+    doubts += unread
+    doubts += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
+    found = metrics if isinstance(metrics, _Metrics) else _Metrics()
+    return History(
+        name=paths.name,
+        variant=paths.variant,
+        submissions=submissions if isinstance(submissions, Unknown) else tuple(reversed(submissions)),
+        attempts=attempts,
+        steps=steps,
+        checkpoints=observed(lambda: _read_checkpoints(paths)),
+        pauses=_pauses(ledger.entries, directory),
+        holds=_holds(ledger.entries),
+        exclusions=_exclusions(ledger.entries),
+        roll_backs=tuple(found.roll_backs),
+        validations=tuple(found.validations),
+        waits=_waits(directory, jobs, known(submissions, ())),
+        doubts=tuple(doubts),
+    )
+
+
+def _waits(
+    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], submissions: tuple[Submission, ...]
+) -> bool | None:
+    if isinstance(jobs, Unknown):
+        return None
+    variant = directory.paths.variant
+    return any(job.state is JobState.PENDING and belongs(job, directory, variant, submissions) for job in jobs)
+
+
+# ----------------------------------------------------------------------------- steps
+def _read_metrics(path: Path) -> _Metrics:
+    """One pass, line by line, which keeps some hundred bytes of a step. Raises OSError where the file is unreadable."""
+    found = _Metrics()
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
+            for line in stream:
+                _take(line, found)
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def _take(line: str, found: _Metrics) -> None:
+    try:
+        value = json.loads(line)
+        kind, time = value.get("kind", "step"), float(value["time"])
+        if not math.isfinite(time):
+            return
+        if kind == "step":
+            told = value.get("seconds_per_iteration")
+            seconds = float(told) if isinstance(told, int | float) and math.isfinite(told) else None
+            found.steps.append(StepMark(time, int(value["iteration"]), seconds, sys.intern(str(value["job_id"]))))
+        elif kind == "roll-back":
+            found.roll_backs.append((time, int(value["to"])))
+        elif kind == "validation":
+            found.validations.append(time)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return  # a line that was cut, or of another kind
+
+
+# ----------------------------------------------------------------------------- checkpoints
+def _read_checkpoints(paths: RunPaths) -> tuple[CheckpointMark, ...]:
+    """The complete checkpoints that are still there, by step; of a manifest only the head is read."""
+    found = []
+    for step in checkpoint_steps(paths.checkpoints):
+        try:
+            with (paths.checkpoint(step) / MANIFEST_FILE).open(encoding="utf-8") as stream:
+                match = _CREATED.search(stream.read(8192))
+                when = float(match.group(1)) if match else os.fstat(stream.fileno()).st_mtime
+        except FileNotFoundError:
+            continue
+        found.append(CheckpointMark(step, when))
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------- what people did
+def _pauses(entries: Iterable[Entry], directory: RunDirectory) -> tuple[Period, ...]:
+    """When the kill switch or a pause was in force, by the journal, and what lies there now, whoever put it there."""
+    names = {"kill-switch-set": "kill switch", "pause": "pause"}
+    found: list[Period] = []
+    held: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.kind in names:
+            held.setdefault(names[entry.kind], entry)
+        lifted = ["kill switch"] if entry.kind == "kill-switch-released" else []
+        if entry.kind == "resumed":
+            lifted = [str(name) for name in entry.data.get("switches", ())]
+        found += [_period(name, held.pop(name), entry.time) for name in lifted if name in held]
+    for name, path in (("kill switch", directory.kill_switch), ("pause", directory.paths.pause)):
+        since = known(observed(lambda path=path: path.lstat().st_mtime), None)  # type: ignore[misc]
+        if since is None:
+            held.pop(name, None)  # it was removed by hand, nobody knows when
+        else:
+            found.append(_period(name, held[name], None) if name in held else Period(since, None, name))
+    return tuple(sorted(found, key=lambda period: period.start))
+
+
+def _period(name: str, entry: Entry, end: float | None) -> Period:
+    return Period(entry.time, end, name, entry.who, entry.why)
+
+
+def _holds(entries: Iterable[Entry]) -> tuple[Period, ...]:
+    """When an attempt held what waits after its fault, until somebody let it go or submitted anew."""
+    found: list[Period] = []
+    since: Entry | None = None
+    for entry in entries:
+        if entry.kind == "array-held":
+            since = since or entry
+        elif since is not None and entry.kind in {"resumed", "submitted", "repaired"}:
+            found.append(_period("array-held", since, entry.time))
+            since = None
+    if since is not None:
+        found.append(_period("array-held", since, None))
+    return tuple(found)
+
+
+def _exclusions(entries: Iterable[Entry]) -> tuple[Period, ...]:
+    """Which node was excluded from when to when, by the journal."""
+    found: list[Period] = []
+    since: dict[str, Entry] = {}
+    for entry in entries:
+        node = str(entry.data.get("node", ""))
+        if entry.kind == EXCLUDED:
+            since.setdefault(node, entry)
+        elif entry.kind == INCLUDED and node in since:
+            found.append(_period(node, since.pop(node), entry.time))
+    found += [_period(node, entry, None) for node, entry in since.items()]
+    return tuple(sorted(found, key=lambda period: period.start))

@@ -1,0 +1,69 @@
+"""Everything that the report page is made of, read once. What could not be read is Unknown, and the page says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tr11ops.detect.finding import Finding
+from tr11ops.evidence import observed
+from tr11ops.journal import Entry, read_journal
+from tr11ops.report.goodput import Goodput, account
+from tr11ops.report.history import History, read_history
+from tr11ops.report.series import Series, read_series
+from tr11ops.snapshot import Observed, Snapshot, Unknown
+from tr11ops.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.book import Incident
+    from tr11ops.checkpoint_list import CheckpointRow
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.rundir import RunDirectory
+    from tr11ops.snapshot import RunFacts
+
+
+@dataclass(frozen=True)
+class Material:
+    """One run, seen as a whole. `versions` are those of the newest submission; `doubts` what could not be read."""
+
+    snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    history: History
+    goodput: Goodput
+    series: Observed[Series]
+    incidents: Observed[tuple[Incident, ...]]
+    checkpoints: Observed[tuple[CheckpointRow, ...]]
+    journal: tuple[Entry, ...]
+    doubts: tuple[str, ...]
+
+
+def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float) -> Material:
+    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
+    from tr11ops.alerts.reading import incidents
+    from tr11ops.checkpoint_list import list_rows
+    from tr11ops.detect.registry import detect_all
+    from tr11ops.observe import observe
+
+    snapshot = observe(directory, facts, scheduler, now)
+    findings = detect_all(snapshot)
+    history = read_history(directory, snapshot.jobs)
+    latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
+    named = latest if isinstance(latest, int) else None
+    series = observed(lambda: read_series(directory.paths.metrics))
+    rows = observed(lambda: tuple(list_rows(directory.paths.checkpoints, named)))
+    seen = incidents(directory)
+    parts = (("metrics", series), ("alerts", seen), ("checkpoints", rows))
+    unread = tuple(f"{name}: {value.why}" for name, value in parts if isinstance(value, Unknown))
+    return Material(
+        snapshot=snapshot,
+        findings=findings,
+        verdict=judge(snapshot, findings),
+        history=history,
+        goodput=account(history, now),
+        series=series,
+        incidents=seen,
+        checkpoints=rows,
+        journal=read_journal(directory.journal).entries,
+        doubts=tuple(dict.fromkeys((*snapshot.unknowns(), *history.doubts, *unread))),
+    )

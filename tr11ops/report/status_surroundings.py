@@ -1,0 +1,85 @@
+"""What the status screen looks at beyond the Snapshot: who has which alert, the launch's nodes, the best speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tr11ops.detect import signs
+from tr11ops.evidence import observed
+from tr11ops.report.status_forecast import Stretch, course_of
+from tr11ops.report.status_samples import Rates, best_rates
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Observed, Snapshot, Unknown, known
+from trainer.contract import read_json
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.book import Alert
+    from tr11ops.runcard import RunCard
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
+
+    `course` is what the card's steps cost against each other; empty: all alike.
+    """
+
+    alerts: Observed[tuple[Alert, ...]] = ()
+    launch_nodes: Observed[tuple[str, ...] | None] = None
+    best: Observed[Rates | None] = None
+    course: tuple[Stretch, ...] = ()
+
+    def unknowns(self) -> tuple[str, ...]:
+        """What could not be observed, as `what: why`."""
+        named = (("alerts", self.alerts), ("launch", self.launch_nodes), ("best throughput", self.best))
+        return tuple(f"{name}: {value.why}" for name, value in named if isinstance(value, Unknown))
+
+
+def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> Surroundings:
+    """Look beside what `snapshot` holds."""
+    if not directory.exists:
+        return Surroundings(alerts=Unknown(f"{directory.root} is not there"))
+    from tr11ops.alerts.reading import open_alerts
+
+    return Surroundings(
+        open_alerts(directory), _launch_nodes(directory, snapshot), best_rates(directory.paths), course_of(card)
+    )
+
+
+def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple[str, ...] | None]:
+    running = signs.active_jobs(snapshot)
+    if not running:
+        return None
+    folder = directory.paths.attempt(running[-1].raw_id) / "launches"
+
+    def read() -> tuple[str, ...] | None:
+        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+        value = read_json(folder / f"{max(numbers)}.json") if numbers else None
+        nodes = None if value is None else value.get("nodes")
+        return tuple(map(str, nodes)) if isinstance(nodes, list) else None
+
+    return observed(read)
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """How many nodes the run holds: those that the launch trains on, spares, and how many it must not use."""
+
+    used: int
+    spare: int
+    excluded: int | None
+
+
+def node_use(snapshot: Snapshot, surroundings: Surroundings) -> NodeUse | None:
+    """None where the jobs are unknown. Without a launch on record the card's number of nodes is taken to train."""
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    held = {node for job in signs.active_jobs(snapshot) for node in job.nodes}
+    launch = known(surroundings.launch_nodes, None)
+    used = len(held & set(launch)) if launch is not None else min(len(held), snapshot.run.nodes or len(held))
+    excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
+    # a node that was found bad in this allocation is held, but is no spare
+    spare = held - set(launch or ()) - {entry.node for entry in excluded or ()}
+    free = len(spare) if launch is not None else max(0, len(held) - used)
+    return NodeUse(used, free, None if excluded is None else len(excluded))
