@@ -1,0 +1,249 @@
+"""One round of one periodic job: claimed, on record before and after, ended in time, its output kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tr11ops.cluster.local_processes import mark
+from tr11ops.crontab.child import Child, Ending, end_orphan
+from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.crontab.jobs import PeriodicJob, due
+from tr11ops.crontab.output import RoundOutput, stamp
+from tr11ops.crontab.schedule import is_due, next_due
+from tr11ops.crontab.state import JobState, cron_folder, job_file, read_job, write_job
+from tr11ops.evidence import cause
+from tr11ops.launch.render import code_root
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Unknown
+from tr11ops.units import duration
+from trainer.contract import read_json
+
+Result: TypeAlias = Literal["ran", "failed", "not due", "running", "no time", "not recorded"]
+CLAIM_MARGIN_SECONDS = 120.0  # a claim outlives the time-out of its job by this
+OWN_ERROR = "tr11: an error of tr11 itself"
+TRACEBACK = "Traceback (most recent call last)"
+SAID_BY_TR11 = "tr11: "
+FILE_ERRORS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE)))
+BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs the job regularly
+SHOWN_LINES = 20
+CUT_OFF = "what ran it was killed"
+ENTRY = "from tr11ops.cli.main import run; run()"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of one start. `state` is what is on record after it, `why` explains all that is not "ran".
+
+    `lines` are the last that the job wrote.
+    """
+
+    name: str
+    result: Result
+    why: str = ""
+    state: JobState | None = None
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
+
+    `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.
+    """
+
+    directory: RunDirectory
+    way: str
+    folder: Path
+    environment: Mapping[str, str]
+    command: Callable[[PeriodicJob], list[str]]
+    clock: Callable[[], float] = time.time
+    must_end: threading.Event = field(default_factory=threading.Event)
+    seconds_left: Callable[[], float] = lambda: float("inf")
+
+
+def tr11_command(words: Iterable[str], card: Path, overrides: Iterable[str] = ()) -> list[str]:
+    """A command line of this installation, whatever the folder holds that it is started in."""
+    command = [sys.executable, "-P", "-c", ENTRY, *words, "--run", str(card)]
+    for change in overrides:
+        command += ["--set", change]
+    return command
+
+
+def child_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` so that Python finds this installation, and writes at once."""
+    root, path = code_root(), base.get("PYTHONPATH", "")
+    found = {**base, "PYTHONUNBUFFERED": "1"}
+    if root is not None and str(root) not in path.split(":"):
+        found["PYTHONPATH"] = f"{root}:{path}" if path else str(root)
+    return found
+
+
+# ----------------------------------------------------------------------------- which are due
+def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[str, float]:
+    """When each job last started. Raises OSError when a record cannot be read; one that is garbage counts as none."""
+    found = {job.name: _last(directory, job.name) for job in jobs}
+    return {name: state.started for name, state in found.items() if state is not None}
+
+
+def run_due(place: Place, jobs: tuple[PeriodicJob, ...]) -> tuple[Round, ...]:
+    """One round of each job that is due now, one after another."""
+    try:
+        chosen = due(jobs, last_starts(place.directory, jobs), place.clock())
+    except OSError as error:
+        return (Round("all", "not recorded", f"the records of the jobs cannot be read: {cause(error)}"),)
+    rounds = []
+    for job in chosen:
+        if not place.must_end.is_set():
+            rounds.append(run_job(place, job))
+    return tuple(rounds)
+
+
+def _last(directory: RunDirectory, name: str) -> JobState | None:
+    """The last round. Raises OSError. A file that holds no record is replaced by the next round, so it is as none."""
+    state = read_job(directory, name)
+    if not isinstance(state, Unknown):
+        return state
+    try:
+        read_json(job_file(directory, name))
+    except ValueError:
+        return None
+    return None
+
+
+# ----------------------------------------------------------------------------- one round
+def run_job(place: Place, job: PeriodicJob, forced: bool = False) -> Round:
+    """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job does.
+
+    A round is started at most once: whoever is killed in the middle of it leaves a record that says so, and the next
+    round is the next point of the schedule.
+    """
+    try:
+        if not forced and not _is_due(place, job):
+            return Round(job.name, "not due")
+        seconds = min(job.timeout_seconds, place.seconds_left())
+        if seconds < min(job.timeout_seconds, 60):
+            return Round(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
+        return _claimed(place, job, seconds, forced)
+    except OSError as error:
+        return Round(job.name, "not recorded", f"nothing is run that cannot be recorded: {cause(error)}")
+
+
+def _claimed(place: Place, job: PeriodicJob, seconds: float, forced: bool) -> Round:
+    folder = ClaimFolder(place.directory, job.name)
+    before = folder.newest()
+    if before is not None and before.is_living(place.clock()):
+        return _skip(place, job, before)
+    mine = folder.take(Claim.of_this_process(place.clock(), seconds + CLAIM_MARGIN_SECONDS), before)
+    if mine is None:
+        return _skip(place, job, folder.newest())
+    try:
+        if before is not None and before.held and before.is_of_this_host:
+            end_orphan(before.child)
+        if not forced and not _is_due(place, job):  # somebody has run it since the first look
+            return Round(job.name, "not due")
+        return _run(place, job, seconds, folder, mine)
+    finally:
+        folder.write(replace(mine, held=False))
+
+
+def _is_due(place: Place, job: PeriodicJob) -> bool:
+    state = _last(place.directory, job.name)
+    return is_due(job.schedule, state.started if state else None, place.clock())
+
+
+def _skip(place: Place, job: PeriodicJob, owner: Claim | None) -> Round:
+    why = f"it runs already, by {owner}, since {stamp(owner.time)}" if owner else "somebody else has just started it"
+    output = RoundOutput(_log(place, job), f"{stamp(place.clock())} {job.name} not started by {place.way}")
+    output.close(why)
+    return Round(job.name, "running", why)
+
+
+def _run(place: Place, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> Round:
+    last = _last(place.directory, job.name)
+    failures = last.failures_in_a_row if last else 0
+    now = place.clock()
+    began = JobState(
+        name=job.name,
+        way=last.way if last is not None and place.way in BY_HAND else place.way,
+        host=mine.host,
+        started=now,
+        ended=None,
+        exit_code=None,
+        message=CUT_OFF if last is not None and last.is_running else "",
+        interval_seconds=job.schedule.period_seconds,
+        runs=(last.runs if last else 0) + 1,
+        failures_in_a_row=failures + (1 if last is not None and last.is_running else 0),
+        next_due=next_due(job.schedule, now, now),
+    )
+    output = RoundOutput(_log(place, job), f"{stamp(now)} {job.name} by {place.way} on {mine.host}")
+    write_job(place.directory, began)
+    steady = time.monotonic()
+    try:
+        child = Child(place.command(job), place.environment, place.folder, output.feed)
+    except OSError as error:
+        return _end(place, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
+    try:
+        folder.write(replace(mine, child=mark(child.pid)))
+    except BaseException:
+        child.discard()
+        raise
+    child.go()
+    code, ending = child.wait(seconds, place.must_end.is_set)
+    why = failure(job, code, ending, output.lines(), seconds)
+    newest = folder.newest()
+    if newest is not None and newest.epoch != mine.epoch:  # this process was stopped for so long that others went on
+        return Round(job.name, "failed", f"it was taken over by {newest}")
+    return _end(place, job, began, output, steady, code, why)
+
+
+def _end(
+    place: Place, job: PeriodicJob, began: JobState, output: RoundOutput, steady: float, code: int, why: str
+) -> Round:
+    took = time.monotonic() - steady  # a clock that is set meanwhile does not make it negative
+    ended = replace(
+        began,
+        ended=began.started + took,
+        exit_code=code,
+        message=why,
+        failures_in_a_row=began.failures_in_a_row + 1 if why else 0,
+    )
+    output.close(f"{why or f'exit code {code}'} after {duration(took)}")
+    write_job(place.directory, ended)
+    notes = "; ".join(text for text in (why, output.fault and f"its output was not kept: {output.fault}") if text)
+    return Round(job.name, "failed" if why else "ran", notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
+
+
+def failure(job: PeriodicJob, code: int, ending: Ending, lines: list[str], seconds: float) -> str:
+    """Why a round counts as failed, in one line; "" when the job did its work, whatever it found. Pure."""
+    said = f": {lines[-1]}" if lines else ""
+    own = lines[-1].removeprefix(SAID_BY_TR11) if lines else "it said nothing"
+    if ending == "time":
+        return f"it was ended after its time-out of {duration(seconds)}{said}"
+    if ending == "asked":
+        return "it was ended with what ran it"
+    if code < 0:
+        return f"signal {-code} ended it{said}"
+    if any(line.startswith(TRACEBACK) for line in lines):
+        return f"it broke (exit code {code}){said}"
+    if code == 1 and _is_refusal(lines):
+        return f"exit code 1: {own}"
+    return "" if code in job.answers else f"exit code {code}{said}"
+
+
+def _is_refusal(lines: list[str]) -> bool:
+    """Whether 1 was not the job's answer: tr11 broke, the file system did, or there is not one word of an answer."""
+    last = lines[-1] if lines else ""
+    broke = last.startswith(OWN_ERROR) or (last.startswith(SAID_BY_TR11) and last.endswith(FILE_ERRORS))
+    return broke or all(line.startswith(SAID_BY_TR11) for line in lines)
+
+
+def _log(place: Place, job: PeriodicJob) -> Path:
+    return cron_folder(place.directory) / f"{job.name}.log"

@@ -1,0 +1,92 @@
+"""The scripts by which cron, scrontab and Slurm run the periodic jobs: `cron/scheduler/*.j2` filled in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from tr11ops.cluster.base import BatchRequest
+from tr11ops.crontab.runner import child_environment, tr11_command
+from tr11ops.launch.render import batch_options
+from tr11ops.runcard import RunCard
+from tr11ops.shipped import read_shipped
+
+ROUND = ("cron", "scheduler", "round.sh.j2")
+LINK = ("cron", "scheduler", "chain.slurm.j2")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+# what cron does not give and Python, Slurm's commands or the card's defaults need
+_KEPT = (
+    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
+    "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION",
+    "SBATCH_CONSTRAINT", "TR11_SCHEDULER", "TR11_LOCAL_SCHEDULER",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command line as a person typed it once, so that it can be typed again without them.
+
+    `card_path` is absolute; `folder` is where it was typed, from which the card's relative paths are taken.
+    """
+
+    card: RunCard
+    card_path: Path
+    overrides: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+
+    def command(self, words: Iterable[str]) -> list[str]:
+        """The command line of `tr11 WORDS` for this card."""
+        return tr11_command(words, self.card_path, self.overrides)
+
+    def needed_environment(self) -> dict[str, str]:
+        """The variables that the card names and that a job needs, with their values of now."""
+        try:
+            text = self.card_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # a link of a chain, whose card is gone: Slurm hands its own variables on
+            text = ""
+        text = "\n".join([text, *self.overrides])
+        named = {first or second for first, second in _VARIABLE.findall(text)}
+        base = child_environment(self.environment)
+        return {name: base[name] for name in sorted({*_KEPT, *named}) if base.get(name)}
+
+
+def round_script(typed: Typed) -> str:
+    """What cron and scrontab call, who add `--way WAY`. Raises ValueError for what no script can hold."""
+    command = typed.command(("cron", "run", "--once", "--quiet"))
+    return _rendered(ROUND, typed, command)
+
+
+def link_script(typed: Typed, chain: str, request: BatchRequest, command: Sequence[str]) -> str:
+    """One link of a chain. It may be queued again by Slurm itself, when its node dies before it could do anything."""
+    options = [option for option in batch_options(request) if option != "--no-requeue"]
+    return _rendered(LINK, typed, command, chain=chain, options=[*options, "--requeue"])
+
+
+def _rendered(template: tuple[str, ...], typed: Typed, command: Sequence[str], **more: object) -> str:
+    engine = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    engine.filters["sh"] = shlex.quote
+    environment = sorted(typed.needed_environment().items())
+    values = {"run": typed.card.run.name, "environment": environment, "folder": str(typed.folder), **more}
+    options = more.get("options", [])
+    if any(character in str(text) for text in [typed.card.run.name, *_texts(options)] for character in "\n\r"):
+        raise ValueError(f"{typed.folder}: a path with line ends cannot stand in a batch script; choose another")
+    text = str(engine.from_string(read_shipped(*template)).render(**values, command=list(command)))
+    if "\0" in text:
+        raise ValueError("a value holds a NUL character, which no script can; remove it")
+    return text
+
+
+def _texts(values: object) -> list[str]:
+    return [str(value) for value in values] if isinstance(values, list) else []

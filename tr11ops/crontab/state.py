@@ -1,0 +1,159 @@
+"""What is on record of the periodic jobs and of the chains that run them: the types, the readers and the writers.
+
+state/cron/NAME.json            the last round of one periodic job
+state/cron/NAME.log             what its last rounds wrote
+state/cron/chain-hourly.json    the next link of the chain of Slurm jobs that runs the hourly ones
+state/cron/chain-daily.json     the same for the daily ones
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tr11ops.evidence import observed
+from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.snapshot import Observed
+from trainer.contract import read_json, write_json
+
+STATE_SCHEMA = 1
+CHAINS = ("hourly", "daily")
+_CHAIN = "chain-"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The last round of one periodic job. Times are seconds since the epoch.
+
+    `ended` and `exit_code` are None while it runs, and for ever if what ran it was killed. An exit code below 0 is the
+    signal that ended the job, 127 says that it could not be started. `message` says why the last round failed, "" when
+    it did not: 1 (a person is needed) is an answer of the job, not a failure of it. `failures_in_a_row` counts the
+    rounds since the last that did not fail.
+    `way` is what runs it: daemon, crontab, scrontab or slurm; hand or once where nothing else ever did. A round by hand
+    in between does not change it.
+    """
+
+    name: str
+    way: str
+    host: str
+    started: float
+    ended: float | None
+    exit_code: int | None
+    message: str
+    interval_seconds: float
+    runs: int
+    failures_in_a_row: int
+    next_due: float
+
+    @property
+    def is_running(self) -> bool:
+        """True from its start until its end is on record: it runs, or what ran it was killed."""
+        return self.ended is None
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """The next link of a chain: `job_id` begins at `next_due` and queues the one after it first. `time`: of the record.
+
+    A chain whose `next_due` is long over, or whose job is not in the queue any more, is dead.
+    """
+
+    name: str
+    job_id: str
+    time: float
+    next_due: float
+
+
+def cron_folder(directory: RunDirectory) -> Path:
+    """Where everything of the periodic jobs is kept."""
+    return directory.paths.state / "cron"
+
+
+def job_file(directory: RunDirectory, name: str) -> Path:
+    """The record of one job. Raises ValueError for a name that no job can have."""
+    if not _NAME.fullmatch(name) or name.startswith(_CHAIN):
+        raise ValueError(f"{name!r} cannot name a periodic job")
+    return cron_folder(directory) / f"{name}.json"
+
+
+def chain_file(directory: RunDirectory, name: str) -> Path:
+    """The record of one chain."""
+    return cron_folder(directory) / f"{_CHAIN}{name}.json"
+
+
+# ----------------------------------------------------------------------------- reading
+def read_job(directory: RunDirectory, name: str) -> Observed[JobState | None]:
+    """One job's last round; None when it never ran."""
+    return observed(lambda: _read(JobState, job_file(directory, name), name))
+
+
+def read_jobs(directory: RunDirectory) -> Observed[tuple[JobState, ...]]:
+    """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot be read."""
+
+    def read() -> tuple[JobState, ...]:
+        found = (_read(JobState, job_file(directory, name), name) for name in _job_names(directory))
+        return tuple(state for state in found if state is not None)
+
+    return observed(read)
+
+
+def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
+    """The chains that are installed; empty when there is none. Unknown as soon as one record cannot be read."""
+
+    def read() -> tuple[ChainState, ...]:
+        found = (_read(ChainState, chain_file(directory, name), name) for name in CHAINS)
+        return tuple(state for state in found if state is not None)
+
+    return observed(read)
+
+
+def _job_names(directory: RunDirectory) -> list[str]:
+    try:
+        names = [path.name.removesuffix(".json") for path in cron_folder(directory).iterdir() if path.suffix == ".json"]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name) and not name.startswith(_CHAIN))
+
+
+_NUMBERS = {"started", "ended", "interval_seconds", "next_due", "time", "runs", "failures_in_a_row", "exit_code"}
+
+
+def _read(kind: type[Any], path: Path, name: str) -> Any:
+    """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
+    value = read_json(path)
+    if value is None:
+        return None
+    known = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}
+    missing = [entry.name for entry in fields(kind) if entry.name not in known]
+    if missing or known["name"] != name:
+        raise ValueError(f"{path} is not the record of {name}" + (f": {', '.join(missing)} missing" if missing else ""))
+    for key, item in known.items():
+        if key not in _NUMBERS:
+            known[key] = str(item)
+        elif not (item is None and key in {"ended", "exit_code"}) and not _is_number(item):
+            raise ValueError(f"{path} holds {item!r} where a number belongs ({key})")
+    return kind(**known)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ----------------------------------------------------------------------------- writing
+def write_job(directory: RunDirectory, state: JobState) -> None:
+    """Replace one job's record. Raises OSError as the file system does."""
+    _write(job_file(directory, state.name), state)
+
+
+def write_chain(directory: RunDirectory, state: ChainState) -> None:
+    """Replace one chain's record. Raises OSError as the file system does."""
+    _write(chain_file(directory, state.name), state)
+
+
+def _write(path: Path, state: JobState | ChainState) -> None:
+    make_shared(path.parent)
+    write_json(path, {"schema": STATE_SCHEMA, **asdict(state)})
