@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 SHELL := /bin/bash
 
-.PHONY: help setup slurm demo test soak check bench clean
+.PHONY: help setup slurm browser demo test soak check bench clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -32,10 +32,13 @@ $(VENV)/.installed: pyproject.toml
 slurm:
 	@bash .ci/install-slurm
 
+browser:
+	@bash .ci/install-browser
+
 demo: setup
 	@$(BIN)/python benchmarks/demo.py
 
-test: setup
+test: setup browser
 	@$(BIN)/python .ci/run-tests $(PYTEST_OPTIONS)
 
 soak: setup

@@ -21,8 +21,8 @@ class Alert:
     """One incident, from the first look that saw it to the all-clear, and who deals with it.
 
     `began` is the first look that saw the fault, `opened` when people were first told (`began` until then), `last_seen`
-    the last look that saw it. `clear_looks` counts looks in a row that could judge and saw nothing. `severity` is the
-    highest it ever had.
+    the last look that saw it. `clear_looks` counts looks in a row that could judge and saw nothing, `milder_looks`
+    those that saw a lesser fault; `severity` is the highest since it last became milder.
 
     `said` is what those in `told` believe now: the severity they last heard of; None before the first message and after
     the all-clear. `alarmed` is the message that escalation counts from, `escalated` how many of its steps were taken,
@@ -41,6 +41,7 @@ class Alert:
     opened: float
     last_seen: float
     clear_looks: int = 0
+    milder_looks: int = 0
     acknowledged_by: str = ""
     acknowledged_at: float | None = None
     acknowledged_why: str = ""

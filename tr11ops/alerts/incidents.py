@@ -29,7 +29,8 @@ def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy:
     """The book after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it is.
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
-    look. One that comes back within an hour of that is the same incident.
+    look. One that comes back within an hour of that is the same incident. One that has become milder for as many looks
+    is that from then on; when only a remark is left of it, it is over.
     """
     seen = _merged(findings)
     changed: list[Alert] = []
@@ -40,12 +41,13 @@ def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy:
         if finding is not None and is_over(alert, now):
             over.append(alert)
             continue
-        if finding is not None:
-            after, news = _seen_again(alert, seen.pop(alert.fingerprint), now)
-        elif alert.is_open and alert.detector not in blind:
+        if finding is not None and not _is_but_a_remark(finding, alert):
+            after, news = _seen_again(alert, seen.pop(alert.fingerprint), policy, now)
+        elif alert.is_open and (finding is not None or alert.detector not in blind):
             after, news = _not_seen(alert, policy, now)
         else:
             after, news = alert, ()
+        seen.pop(alert.fingerprint, None)
         after, more = _expired(after, now)
         changed.append(after)
         events += [*news, *more]
@@ -63,6 +65,11 @@ def is_over(alert: Alert, now: float) -> bool:
     if alert.is_open or alert.said is not None:
         return False
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
+
+
+def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
+    """Whether of a fault that was worth a message only something worth knowing is left."""
+    return finding.severity is Severity.INFO and is_worth_a_message(alert)
 
 
 def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -109,18 +116,22 @@ def _opening(alert: Alert, now: float) -> Event:
     return event_of(alert, OPENED, WATCHDOG, alert.title, now)
 
 
-def _seen_again(alert: Alert, finding: Finding, now: float) -> tuple[Alert, tuple[Event, ...]]:
+def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[Event, ...]]:
     fresh = _opened(alert.fingerprint, finding, now)
-    severity = max(alert.severity, finding.severity)
+    milder = alert.milder_looks + 1 if finding.severity < alert.severity else 0
+    is_lower = milder >= policy.resolve_after
+    severity = finding.severity if is_lower else max(alert.severity, finding.severity)
     after = replace(
         alert,
         subject=fresh.subject,
         severity=severity,
-        title=fresh.title if finding.severity >= alert.severity else alert.title,
+        title=fresh.title if finding.severity >= severity else alert.title,
         evidence=fresh.evidence,
         fix=fresh.fix,
         last_seen=now,
         clear_looks=0,
+        milder_looks=0 if is_lower else milder,
+        said=severity if is_lower and alert.said is not None else alert.said,
     )
     if severity > alert.severity:  # what somebody took on, or put off, was a lesser thing
         after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))

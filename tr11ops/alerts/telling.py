@@ -98,7 +98,8 @@ def _word(alert: Alert, policy: Policy, now: float) -> Word | None:
         return None
     if not alert.is_open:
         return Word("cleared", alert.told) if alert.said is not None else None
-    if alert.snoozed_until is not None or alert.clear_looks:  # the last look did not see it: the next will tell
+    passing = alert.clear_looks or alert.milder_looks  # the last look did not see it, or not so bad: the next will tell
+    if alert.snoozed_until is not None or passing:
         return None
     aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
     if alert.said is None:

@@ -103,7 +103,7 @@ def measure(history: History, goodput: Goodput, situation: Situation) -> Measure
     node_seconds = goodput.total.held_micros / 1e6
     return Measured(
         step=median(told) if told else None,
-        save=mean(saves) if saves else None,
+        save=median(saves) if saves else None,  # the last of a task may take far longer than one beside the training
         longest_save=max(saves, default=None),
         saves=len(saves),
         longest_evaluation=max(evaluations, default=None),
@@ -151,7 +151,7 @@ def _interval(found: Measured, goodput: Goodput, situation: Situation) -> Iterat
     best = daly_interval(rate.mtbf, found.save)
     every = max(1, round(min(best, situation.task_seconds) / found.step))  # each task saves at its end
     why = [
-        f"a save stops the training for {found.save:,.1f} s (mean of {found.saves})",
+        f"a save stops the training for {found.save:,.1f} s (median of {found.saves})",
         f"one fault in {duration(rate.mtbf)} ({rate.source})",
         f"Young {young_interval(rate.mtbf, found.save):,.0f} s, Daly {best:,.0f} s of training between two saves",
     ]

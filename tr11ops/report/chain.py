@@ -198,7 +198,7 @@ def judged(pieces: Sequence[Sequence[Piece]], chain: Chain, kept: int) -> list[l
         if piece.bucket is not Bucket.USEFUL:
             told[index].append(Told(*piece[:4], "", piece.to_the_end))
         elif start >= takeovers[index]:
-            told[index].append(Told(*piece[:2], Bucket.REDONE, piece.launch, "superseded"))
+            told[index].append(Told(*piece[:2], Bucket.REDONE, piece.launch, SUPERSEDED))
         else:
             told[index] += reversed(list(_split(piece, low, cause)))
     return [_merged(reversed(own)) for own in told]

@@ -57,7 +57,7 @@ def screen(goodput: Goodput, history: History, by: str | None, paper: Paper) -> 
     paper = replace(paper, hours=total.node_hours >= LEAST_HOURS)
     yield paper.fit(f"{history.name} / {history.variant}   {paper.clock(goodput.begin)} to {paper.clock(goodput.end)}")
     if not total.node_micros:
-        yield "nothing was submitted, and nothing ran: there is nothing to account for"
+        yield "nothing was submitted and nothing ran in this time: there is nothing to account for"
         return
     yield from _verdict(goodput, paper)
     yield ""
@@ -118,14 +118,12 @@ def _figures(amount: Amount, share: float, paper: Paper) -> str:
 
 def _fault_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
     between, recover = goodput.seconds_between_faults, goodput.seconds_to_recover
-    if between is None or goodput.node_hours_between_faults is None:
+    if between is None:
         yield paper.fit(f"no fault in {duration(goodput.held_wall_seconds)} with nodes held")
         return
     count = len(goodput.faults)
-    yield paper.fit(
-        f"{count} fault{'s' if count != 1 else ''}: one in {duration(between)} with nodes held"
-        f" ({goodput.node_hours_between_faults:,.1f} node-hours)"
-    )
+    each = f"{paper.amount(goodput.total.held_micros // count)} {paper.unit}"
+    yield paper.fit(f"{count} fault{'s' if count != 1 else ''}: one in {duration(between)} with nodes held ({each})")
     if recover is not None:
         yield paper.fit(f"training went on {duration(recover)} after the first sign of a fault, in the mean")
 
@@ -141,7 +139,8 @@ def _attempt_rows(goodput: Goodput, history: History, paper: Paper) -> Iterator[
         for launch in attempt.launches if len(attempt.launches) > 1 else ():
             own = [span for span in spans if span.launch == launch.launch]
             if own:
-                yield paper.fit(_spending(f"  launch {launch.launch}", own, paper) + f"  {launch.cause}{_worst(own)}")
+                words = f"{launch.cause}{_worst(own)}".removeprefix(", ")
+                yield paper.fit(_spending(f"  launch {launch.launch}", own, paper) + "  " + words)
     around = groups.get(NO_ATTEMPT, ())
     if around:
         yield paper.fit(_spending("no attempt", around, paper) + "  " + _worst(around).removeprefix(", "))

@@ -122,7 +122,7 @@ def _end(
     word = verdict.time if isinstance(verdict, AttemptVerdict) and verdict.time else None
     if job is not None and job.state.is_final and job.end_time is not None:
         return max(job.end_time, word or 0.0), False
-    if word is not None:
+    if word is not None or (job is not None and job.state.is_final):
         return word, False
     return None, None if isinstance(jobs, Unknown) or job is not None else False
 

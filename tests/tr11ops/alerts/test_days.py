@@ -184,6 +184,30 @@ def test_the_same_fault_in_the_next_job_is_the_same_incident_and_another_node_is
     assert len(mailbox.mails) == 3
 
 
+def test_what_has_become_milder_is_that_from_then_on_and_worse_is_said_again(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA, "escalate_minutes=[30]")
+    grave = {"title": "no attempt can start"}
+    desk.look(NOON, finding("exclusion-cap", CRITICAL, "", **grave))
+    desk.look(NOON + 40 * MINUTE, finding("exclusion-cap", WARNING, ""))
+    assert desk.book.open_alerts[0].severity is CRITICAL  # one look may have seen it badly
+    desk.look(NOON + 50 * MINUTE, finding("exclusion-cap", WARNING, ""))
+    [alert] = desk.book.open_alerts
+    assert alert.severity is WARNING and alert.title == "exclusion-cap it is"
+    desk.look(NOON + 90 * MINUTE, finding("exclusion-cap", WARNING, ""))
+    assert len(mailbox.mails) == 1  # no escalation of what is no longer critical
+    desk.look(NOON + 100 * MINUTE, finding("exclusion-cap", CRITICAL, "", **grave))
+    assert len(mailbox.mails) == 2 and "no attempt can start" in mailbox.subjects[1]
+
+
+def test_a_fault_of_which_a_remark_is_left_is_over(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding("unfinished-end", WARNING))
+    for minute in range(1, 200, 10):
+        desk.look(NOON + minute * MINUTE, finding("unfinished-end", INFO))
+    assert [alert.severity for alert in desk.book.open_alerts] in ([], [INFO])  # a remark is an incident of its own
+    assert len(mailbox.mails) == 2 and mailbox.subjects[1].startswith("[OK]")
+
+
 def test_unknown_never_clears(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA, "escalate_minutes=[]", "repeat_hours=8000")
     desk.look(NOON, finding())

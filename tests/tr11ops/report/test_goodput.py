@@ -264,6 +264,66 @@ def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
     assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [("101 (requeued)", "no word")]
 
 
+def test_two_attempts_at_once_are_both_paid_and_the_older_ones_steps_are_lost(tmp_path):
+    """Slurm took a job that lives on without its dead node for ended, and started the next task on other nodes."""
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1", "n2"))
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 10, 10)
+    past.ended(100, 100, "superseded", None)
+    past.verdict(100, "superseded")
+    past.attempt(50, "102", ("n3", "n4"))
+    past.launch(50)
+    past.phase(50, "training", 3)
+    past.steps(50, 4, 8, 10)
+    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 50),)), BEGIN + 100)
+    # 30 s of the first lead to where the second began; 20 s were trained again, and 50 s beside it.
+    assert seconds(goodput) == {"useful": 2 * 30 + 2 * 50, "redone": 2 * 70}
+    assert goodput.effective_time_ratio == pytest.approx(0.8)
+
+
+def test_no_node_is_held_twice(tmp_path):
+    """By the clock of its host the older attempt ended after the newer one had begun on the same nodes."""
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1", "n2"))
+    past.launch(0)
+    past.verdict(130, "error", cause="node")
+    past.attempt(100, "102", ("n2", "n3"))
+    past.launch(100)
+    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 100),)), BEGIN + 200)
+    assert {name: amount.node_micros / 1e6 for name, amount in goodput.by(lambda span: span.job_id).items()} == {
+        "101": 200, "102": 200,
+    }  # fmt: skip
+
+
+def test_an_excluded_node_of_the_allocation_is_lost_and_not_spare(tmp_path):
+    past = Past(tmp_path)
+    past.journal(50, "node-excluded", node="n4")
+    past.attempt(100, "101", NODES)
+    past.launch(100, 1, NODES[:3])
+    past.phase(100, "training", 0)
+    past.steps(100, 1, 4, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 100),)), BEGIN + 140)
+    assert seconds(goodput) == {"useful": 3 * 40, "node lost": 40}
+    assert goodput.buckets[Bucket.USEFUL].spare_micros == 0
+    assert goodput.buckets[Bucket.NODE_LOST].wall_micros == 0  # the others' time is counted already
+
+
+def test_now_may_be_in_the_middle_of_anything(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(5)
+    past.phase(10, "loading", 0)
+    past.phase(20, "training", 0)
+    past.save(past.steps(20, 1, 2, 10), 60)
+    history = read_history(past.directory, (job("101", JobState.RUNNING, 0),))
+    for now, last in ((3, "start-up"), (15, "load"), (25, "useful"), (50, "save")):
+        goodput = account(history, BEGIN + now)
+        assert goodput.total.node_micros == 4 * now * 1_000_000
+        assert str(max(goodput.spans, key=lambda span: span.end).bucket) == last
+
+
 def test_a_card_that_cannot_work_is_no_fault(tmp_path):
     past = Past(tmp_path)
     past.attempt(0, "101", NODES)

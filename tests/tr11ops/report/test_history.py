@@ -46,6 +46,7 @@ def test_nothing_is_an_empty_past(tmp_path):
         ((a_job(JobState.RUNNING, start_time=BEGIN + 9),), False, None, True),
         ((a_job(JobState.COMPLETED, end_time=BEGIN + 99),), True, 99, False),  # its nodes were held a little longer
         ((a_job(JobState.NODE_FAIL, end_time=BEGIN + 99),), False, 99, False),
+        ((a_job(JobState.FAILED),), False, None, False),
         ((a_job(JobState.UNKNOWN),), False, None, None),
         ((), True, 60, False),
         ((), False, None, False),
