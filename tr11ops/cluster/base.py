@@ -152,6 +152,16 @@ class SchedulerUnreachable(SchedulerError):
     """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
 
 
+class Overview(Protocol):
+    """The part of a Scheduler that a look at a run needs."""
+
+    name: str
+
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]: ...
+
+    def nodes(self) -> tuple[Node, ...]: ...
+
+
 class Scheduler(Protocol):
     """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it passes."""
 

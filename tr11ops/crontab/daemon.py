@@ -78,9 +78,9 @@ class Daemon:
 
     def run(self) -> None:
         """Run until `stop`. Returns when nothing runs any more."""
+        offset = time.time() - time.monotonic()
         self._schedule_all()
         self._scheduler.start()
-        offset = time.time() - time.monotonic()
         try:
             while not self._stop.wait(TICK_SECONDS):
                 now = time.time() - time.monotonic()

@@ -64,10 +64,10 @@ def batch_options(request: BatchRequest, hint: str | None = None, survives_nodes
     ]
     # After a node's death the next array task starts in a second or two; a requeued one waits two minutes.
     flags = ["--no-requeue", *(["--no-kill"] if survives_nodes else [])]
-    return [*(f"--{name}={_quoted(str(value))}" for name, value in values if value is not None), *flags]
+    return [*(f"--{name}={quoted_option(str(value))}" for name, value in values if value is not None), *flags]
 
 
-def _quoted(text: str) -> str:
+def quoted_option(text: str) -> str:
     """Quoted for Slurm's reader of `#SBATCH` lines: plain words as they are, others in double quotes."""
     if text and all(character.isalnum() or character in "@%_+=:,./-[]&|*()" for character in text):
         return text

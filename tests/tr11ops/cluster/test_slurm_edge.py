@@ -123,14 +123,38 @@ def test_a_missing_working_directory_is_refused_before_slurm_is_asked(request_: 
 
 def test_jobs_is_one_call_and_filters_what_old_versions_do_not() -> None:
     text = (DATA / "22.05" / "squeue.json").read_text()
-    lines = (DATA / "22.05" / "squeue.txt").read_text()
-    runner = Recording(good(text), good(lines), good(text))
+    table = (DATA / "22.05" / "squeue-table.txt").read_text()
+    runner = Recording(good(text), good(table), good(text))
     scheduler = SlurmScheduler(runner=runner)
     assert len(scheduler.jobs()) == 10
-    assert {job.name for job in scheduler.jobs(name="tr11-176B-ml")} == {"tr11-176B-ml"}
+    assert {job.name for job in scheduler.jobs(name="rehearsal")} == {"rehearsal"}
     assert scheduler.jobs(user="nobody") == ()
-    assert ["--json" in asked for asked in runner.asked] == [True, False, True], "with a name: the short answer"
+    assert ["--json" in asked for asked in runner.asked] == [True, False, True], "with a name: the quick table"
     assert runner.environments[0]["SLURM_BITSTR_LEN"] == "0"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        bad("squeue: error: Invalid job format specification: exit_code\n"),
+        CommandResult(0, "rehearsal|7\n", "squeue: error: Invalid job format specification: exit_code\n"),
+        good("rehearsal           RUNNING             \n"),
+    ],
+)
+def test_without_the_table_json_is_read_and_the_table_not_tried_again(answer: CommandResult) -> None:
+    text = (DATA / "22.05" / "squeue.json").read_text()
+    runner = Recording(answer, good(text), good(text))
+    scheduler = SlurmScheduler(runner=runner)
+    for _ in range(2):
+        assert {job.name for job in scheduler.jobs(name="tr11-176B-ml")} == {"tr11-176B-ml"}
+    assert ["--json" in asked for asked in runner.asked] == [False, True, True]
+
+
+def test_a_silent_controller_is_no_reason_for_a_second_question() -> None:
+    runner = Recording(bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"))
+    with pytest.raises(SchedulerUnreachable):
+        SlurmScheduler(runner=runner).jobs(name="x")
+    assert len(runner.asked) == 1
 
 
 @pytest.mark.parametrize(

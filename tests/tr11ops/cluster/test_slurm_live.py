@@ -89,7 +89,7 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, twin: Twin, req
     def differences() -> list[tuple[Job, Job | None, Job | None]]:
         """Jobs which the three ways tell otherwise, but for what a line of squeue does not say."""
         lines = {job.raw_id: job for job in plain.jobs()}
-        unsaid = ("job_id", "exit_code", "exit_signal", "derived_exit_code", "output", "end_time")
+        unsaid = ("job_id", "exit_code", "exit_signal", "derived_exit_code", "output", "end_time", "eligible_time")
         found = []
         for job in as_json().values():
             line, record = lines.get(job.raw_id), slurm.job(job.job_id)
@@ -102,6 +102,9 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, twin: Twin, req
     until(lambda: not differences(), "all three ways agree")
     jobs = as_json()
     assert len(jobs) == 4
+    for job in jobs.values():  # the quick table, which is asked for by a job's name
+        [named] = [other for other in slurm.jobs(name=job.name) if other.raw_id == job.raw_id]
+        assert named == replace(job, excluded=(), output=job.output or named.output)
     waiting = next(job for job in jobs.values() if job.raw_id == held)
     assert waiting.pending_tasks == tuple(range(1, 400, 3))
     assert (waiting.name, waiting.comment) == (name, "key = a|b c")

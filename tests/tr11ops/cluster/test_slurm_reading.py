@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.cluster import slurm_json, slurm_text
+from tr11ops.cluster import slurm_json, slurm_table, slurm_text
 from tr11ops.cluster.base import Job, JobState
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
@@ -46,6 +47,27 @@ def test_a_recorded_queue_is_read_alike_in_all_three_forms() -> None:
         for key in ("excluded", "pending_tasks", "working_directory"):
             assert getattr(job, key) == getattr(line, key), (job_id, key)
         assert (line.exit_code, line.exit_signal, line.output) == (None, None, "")
+
+
+def test_the_table_and_json_tell_the_same_but_for_excluded_nodes() -> None:
+    folder = DATA / "22.05"
+    table = slurm_table.jobs_from_table((folder / "squeue-table.txt").read_text())
+    assert table is not None
+    as_json = {job.raw_id: job for job in slurm_json.jobs(json.loads((folder / "squeue-table.json").read_text()))}
+    for job in table:
+        other = as_json.pop(job.raw_id)
+        assert job == replace(other, excluded=(), output=other.output or job.output), job.name
+    assert not as_json
+    by_name = {job.name: job for job in table}
+    assert by_name["ex it|3"].exit_code == 3
+    assert by_name["signalled"].derived_exit_code == 139
+    assert len(by_name["waiting"].pending_tasks) == 134
+
+
+@given(st.text(alphabet="0123456789:|\x1f\n PENDING-", max_size=400))
+def test_a_table_of_another_shape_is_none_at_all(text: str) -> None:
+    found = slurm_table.jobs_from_table(text)
+    assert found is None or all(job.raw_id.isdigit() for job in found)
 
 
 def test_a_recorded_queue_says_what_happened() -> None:

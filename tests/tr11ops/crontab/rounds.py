@@ -52,6 +52,7 @@ def main(kind: str, folder: Path, seconds: float, script: str) -> None:
         return
     daemon = Daemon(there, jobs, lambda text: print(text, flush=True))
     with stopping_on_signals(daemon.stop):
+        print("ready", flush=True)
         daemon.run()
     print("ended", flush=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.crontab.rounds import run_directory
@@ -144,6 +144,7 @@ def test_a_link_that_waited_for_hours_goes_on_with_the_next_hour(scene: Scene) -
     assert begun.next_due is not None and NOW + 5 * HOUR < begun.next_due <= NOW + 6 * HOUR
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**9), st.floats(-1e8, 1e8))
 def test_the_next_point_is_never_far(ago: int, ahead: float) -> None:
     """Whatever the clock did: at most a period, and what two clocks may differ, from now."""
@@ -299,6 +300,7 @@ def test_of_two_jobs_for_one_point_the_first_goes_on(scene: Scene) -> None:
     assert scene.begin("3").successor == begun.successor  # the first is over and has queued the next: no other
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5, unique=True))
 def test_exactly_one_of_several_stays(numbers: list[int]) -> None:
     jobs = [

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.crontab.rounds import job, place, run_directory
@@ -26,7 +26,13 @@ NOW = 1_795_289_822.25
 
 def start(folder: Path, seconds: float, script: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.tr11ops.crontab.rounds", "daemon", str(folder), str(seconds), script]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()  # from then on it obeys signals
+    if first != "ready\n":
+        process.kill()
+        pytest.fail(first + process.communicate()[0])
+    return process
 
 
 def lines(path: Path) -> int:
@@ -55,6 +61,7 @@ def test_a_record_that_cannot_be_read_is_tried_again() -> None:
     assert found == moment(NOW + module.AGAIN_SECONDS)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e7), st.sampled_from([1.0, 60.0, 3600.0]))
 def test_after_a_long_sleep_it_fires_once(asleep: float, period: float) -> None:
     trigger = RecordTrigger(Every(period), lambda: None)
@@ -67,8 +74,9 @@ def test_after_a_long_sleep_it_fires_once(asleep: float, period: float) -> None:
 def test_two_daemons_start_each_round_once_and_a_third_goes_on_after_kill_9(tmp_path: Path) -> None:
     script = "mkdir busy || echo two at once >> wrong; echo x >> runs; sleep 0.05; rmdir busy"
     began = time.time()
-    daemons = [start(tmp_path, 0.3, script) for _ in range(2)]
+    daemons: list[subprocess.Popen[str]] = []
     try:
+        daemons += [start(tmp_path, 0.3, script), start(tmp_path, 0.3, script)]
         wait_for(lambda: lines(tmp_path / "runs") >= 3)
         daemons[0].kill()
         daemons[0].wait()
@@ -87,7 +95,8 @@ def test_two_daemons_start_each_round_once_and_a_third_goes_on_after_kill_9(tmp_
             process.wait()
     points = (time.time() - began) / 0.3 + 2
     state = state_of(tmp_path)
-    assert state.runs == lines(tmp_path / "runs") <= points
+    # each of its own; of the killed daemon's last one, the record may be all there is
+    assert lines(tmp_path / "runs") <= state.runs <= min(points, lines(tmp_path / "runs") + 1)
     assert state.ended is not None
     assert not (tmp_path / "wrong").exists()
 

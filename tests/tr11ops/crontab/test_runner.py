@@ -43,7 +43,7 @@ def log_of(folder: Path, name: str = "pulse") -> str:
     return (run_directory(folder).paths.state / "cron" / f"{name}.log").read_text()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

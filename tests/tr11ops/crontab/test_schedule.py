@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.triggers.cron import CronTrigger
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tr11ops.crontab.schedule import Daily, Every, Schedule, is_due, next_due, slack
@@ -21,6 +21,7 @@ clocks = st.builds("{:02d}:{:02d}".format, st.integers(0, 23), st.integers(0, 59
 schedules: st.SearchStrategy[Schedule] = st.one_of(st.builds(Every, periods), st.builds(Daily, clocks, zones))
 
 
+@settings(deadline=None)
 @given(schedules, moments)
 def test_the_next_point_is_later_and_none_lies_between(schedule: Schedule, moment: float) -> None:
     point = schedule.after(moment)
@@ -32,6 +33,7 @@ def test_the_next_point_is_later_and_none_lies_between(schedule: Schedule, momen
         assert schedule.after(between) == point
 
 
+@settings(deadline=None)
 @given(clocks, zones, moments)
 def test_a_daily_point_is_what_apscheduler_finds(clock: str, zone: str, moment: float) -> None:
     hour, minute = map(int, clock.split(":"))
@@ -60,11 +62,13 @@ def test_a_day_without_the_hour_and_a_day_with_it_twice() -> None:
     assert job.after(autumn) - autumn == 25 * HOUR  # once, not twice
 
 
+@settings(deadline=None)
 @given(schedules, moments)
 def test_the_first_round_is_at_once(schedule: Schedule, now: float) -> None:
     assert is_due(schedule, None, now)
 
 
+@settings(deadline=None)
 @given(schedules, moments)
 def test_a_round_that_has_just_started_is_not_due_again_before_the_next_point(schedule: Schedule, now: float) -> None:
     assert not is_due(schedule, now, now)
@@ -75,6 +79,7 @@ def test_a_round_that_has_just_started_is_not_due_again_before_the_next_point(sc
     assert is_due(schedule, now, point)
 
 
+@settings(deadline=None)
 @given(schedules, st.floats(1e6, 4e9), st.floats(1, 1000))
 def test_missed_rounds_are_one_round(schedule: Schedule, started: float, missed: float) -> None:
     now = started + (missed + 1) * schedule.period_seconds
@@ -82,6 +87,7 @@ def test_missed_rounds_are_one_round(schedule: Schedule, started: float, missed:
     assert not is_due(schedule, now, now)
 
 
+@settings(deadline=None)
 @given(schedules, st.floats(1e7, 4e9), st.floats(0, 1e9))
 @example(Every(HOUR), NOW, 5 * HOUR)
 @example(Every(HOUR), NOW, 3650 * DAY)
@@ -92,6 +98,7 @@ def test_a_clock_that_is_set_back_stops_nothing(schedule: Schedule, started: flo
     assert is_due(schedule, started, now) or is_due(schedule, started, within)
 
 
+@settings(deadline=None)
 @given(schedules, moments)
 def test_rounds_do_not_drift(schedule: Schedule, now: float) -> None:
     """Each round starts late, by another delay; the points stay the same."""

@@ -24,6 +24,7 @@ def as_cron_reads(command: str) -> str:
     return re.sub(r"\\%", "%", command[: bare.start()] if bare else command)
 
 
+@settings(deadline=None)
 @given(tables)
 def test_others_lines_stay_byte_for_byte(table: bytes) -> None:
     new = replaced(table, MARK, "run", LINES)
@@ -34,6 +35,7 @@ def test_others_lines_stay_byte_for_byte(table: bytes) -> None:
     assert replaced(table, MARK, "run", ()) == table
 
 
+@settings(deadline=None)
 @given(tables.map(lambda table: table + b"\n" if table else table), tables)
 def test_two_runs_share_a_table(before: bytes, after: bytes) -> None:
     table = replaced(replaced(before, OTHER, "theirs", LINES) + after, MARK, "mine", LINES)
@@ -84,6 +86,7 @@ def points(field: str, now: float, offset: int) -> set[int]:
     return {minute for minute in range(first, first + 1500) if (minute + offset) % 60 % step == 0}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(
