@@ -140,7 +140,7 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
     """The last success of a backup or a synchronisation; None when there never was one."""
 
     def read() -> CopyStatus | None:
-        value = read_json(path)
+        value = _object_in(path)
         if value is None:
             return None
         step = value.get("step")
@@ -157,7 +157,7 @@ def read_holds(path: Path) -> tuple[Observed[tuple[Hold, ...]], float | None]:
     """What tr11's commands hold, as they put it on record, and when they last held or released something."""
 
     def read() -> tuple[Hold, ...]:
-        value = read_json(path) or {}
+        value = _object_in(path) or {}
         entries = [entry for entry in value.get("holds", []) if isinstance(entry, dict) and "job" in entry]
         return tuple(
             Hold(_line(entry["job"]), _line(entry.get("who")), _or_none(entry.get("time")), _line(entry.get("why")))
@@ -166,6 +166,13 @@ def read_holds(path: Path) -> tuple[Observed[tuple[Hold, ...]], float | None]:
 
     changed = observed(lambda: path.stat().st_mtime)
     return observed(read), None if isinstance(changed, Unknown) else changed
+
+
+def _object_in(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def _line(value: Any) -> str:

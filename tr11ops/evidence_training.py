@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.evidence import TAIL_BYTES, cause, observed, tail_lines
 from tr11ops.snapshot import Attempt, Observed, Unknown
-from tr11ops.training import Event, LogFile, NodeWarning, Phase, TrainingFacts
+from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import RunPaths, read_json
 from trainer.phases import PhaseRecord, parse_phase
 
@@ -35,6 +35,7 @@ class TrainingEvidence:
     events: Observed[tuple[Event, ...]]
     logs: Observed[tuple[LogFile, ...]]
     node_warnings: Observed[tuple[NodeWarning, ...]]
+    launch_ends: Observed[tuple[LaunchEnd, ...]]
 
 
 def training_facts(card: RunCard) -> TrainingFacts:
@@ -53,19 +54,20 @@ def training_facts(card: RunCard) -> TrainingFacts:
 def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingEvidence:
     """Everything here, of the attempts that were seen."""
     if isinstance(attempts, Unknown):
-        return TrainingEvidence(attempts, read_events(paths), read_logs(paths), attempts)
+        return TrainingEvidence(attempts, read_events(paths), read_logs(paths), attempts, attempts)
     newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
     return TrainingEvidence(
         phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
         events=read_events(paths),
         logs=read_logs(paths),
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
+        launch_ends=() if newest is None else read_launch_ends(paths, newest.job_id),
     )
 
 
 def unseen_training(why: Unknown) -> TrainingEvidence:
     """The same where the run directory itself cannot be seen."""
-    return TrainingEvidence(why, why, why, why)
+    return TrainingEvidence(why, why, why, why, why)
 
 
 def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
@@ -154,5 +156,19 @@ def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarni
                 if check["result"] in OTHER_RESULTS:
                     found.append(NodeWarning(path.stem, str(check["name"]), str(check["result"]), str(check["why"])))
         return tuple(found)
+
+    return observed(read)
+
+
+def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, ...]]:
+    """When an attempt's launches ended, by their number; one that goes on has no record yet."""
+
+    def read() -> tuple[LaunchEnd, ...]:
+        found: list[LaunchEnd] = []
+        for path in (paths.attempt(job_id) / "launches").glob("*.json"):
+            value = read_json(path) or {}
+            if value.get("end") is not None:
+                found.append(LaunchEnd(job_id, int(value["launch"]), float(value["end"])))
+        return tuple(sorted(found, key=lambda end: end.launch))
 
     return observed(read)

@@ -1,18 +1,26 @@
-"""The append-only ledger of what tr11 saw and did: JSON lines, one file per writer, chained by hashes.
+"""The append-only ledger of what tr11 saw and did: JSON lines, chained by hashes, merged when they are read.
 
-Shared file systems do not append atomically, so no two writers share a file; the files are merged when read.
+    journal/HOST-USER-BOOT.jsonl         all processes of one user on one running machine, one after another
+    journal/HOST-USER-BOOT-P-T.jsonl     one thread's own, where the file system has no locks, or somebody keeps one
+
+Shared file systems do not append atomically, so no two machines share a file. Processes of one machine take turns by a
+lock that its own kernel keeps (BOOT is that kernel's number): thousands of short-lived writers leave a few files.
 Each entry holds the hash of the one before it in the same file: a line that was changed, dropped from the middle or
 put in is noticed. (Lines cut off the end are not: nothing after them says that they were there.)
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import getpass
 import hashlib
 import json
+import math
 import os
 import re
+import stat
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +31,11 @@ from tr11ops.rundir import make_shared
 from trainer.contract import host_name
 
 GENESIS = "0" * 64  # what the first entry of a file names as its predecessor
-_TAIL_BYTES = 1 << 20
+LOCK_SECONDS = 2.0  # whoever keeps the file for longer is frozen: then we write a file of our own
+CLOCK_MARGIN_SECONDS = 3600.0  # between a writer's clock and the file system's
+BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+_TAIL_BYTES = 1 << 16
+_HASH_BYTES = len(',"hash":""}') + 64  # at the end of a line
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ def user_name() -> str:
 
 
 class Journal:
-    """Writes entries to this process's own file below `folder`. Nothing is created before the first entry."""
+    """Writes entries to this machine's file for this user below `folder`. Nothing is created before the first entry."""
 
     def __init__(self, folder: Path, writer: str | None = None):
         self.folder = folder
@@ -101,15 +113,12 @@ class Journal:
         Raises OSError as the file system does; nothing, or a torn line that the next entry closes, is then written.
         """
         make_shared(self.folder)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o664)
+        writer, descriptor = self._open()
         try:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                os.fchmod(descriptor, 0o664)
-            _lock(descriptor)
             last, is_torn = _tail(descriptor)
             entry = _sealed(
                 time=time.time() if when is None else when,
-                writer=self.writer,
+                writer=writer,
                 sequence=last.sequence + 1 if last else 0,
                 kind=kind,
                 who=user_name() if who is None else who,
@@ -124,37 +133,102 @@ class Journal:
             os.close(descriptor)
         return entry
 
+    def _open(self) -> tuple[str, int]:
+        """The name and the descriptor of a file that nobody else writes to until the descriptor is closed."""
+        descriptor = _open(self.path)
+        if _lock(descriptor):
+            return self.writer, descriptor
+        os.close(descriptor)
+        own = f"{self.writer}-{os.getpid()}-{threading.get_native_id()}"
+        return own, _open(self.folder / f"{own}.jsonl")
+
 
 def writer_name() -> str:
-    """Host and process id: no two writers that live at the same time share it."""
+    """Host, user and boot of this machine's kernel; and the process, where the kernel does not tell its boot."""
     host = re.sub(r"[^A-Za-z0-9._-]", "_", host_name()) or "host"
-    return f"{host}-{os.getpid()}"
+    try:
+        boot = re.sub(r"[^0-9a-f]", "", BOOT_FILE.read_text(encoding="ascii"))[:8]
+    except OSError:
+        boot = f"p{os.getpid()}"
+    return f"{host}-{os.geteuid()}-{boot}"
 
 
-def read_journal(folder: Path) -> Ledger:
-    """Merge and verify every writer's file. No folder is an empty ledger; a file that cannot be read is a fault."""
+def read_journal(folder: Path, since: float | None = None) -> Ledger:
+    """Merge and verify every writer's file. No folder is an empty ledger; a file that cannot be read is a fault.
+
+    `since` (seconds since the epoch) leaves older entries out: files that were last changed before are not opened, and
+    of the others only the ends are read, so that the cost is that of what is asked for.
+    """
     entries: list[Entry] = []
     faults: list[Fault] = []
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in _files(folder, faults):
         try:
-            content = path.read_bytes()
+            content, is_whole = _content_since(path, since)
         except OSError as error:
             faults.append(Fault(path.name, 0, "unreadable", f"cannot be read ({error.strerror or error})"))
             continue
-        found, wrong = _verify(path.name, content)
-        entries += found
+        found, wrong = _verify(path.name, content, is_whole)
+        entries += found if since is None else (entry for entry in found if entry.time >= since)
         faults += wrong
     entries.sort(key=lambda entry: (entry.time, entry.writer, entry.sequence))
     return Ledger(tuple(entries), tuple(faults))
 
 
-def _verify(name: str, content: bytes) -> tuple[list[Entry], list[Fault]]:
-    """Entries of one file whose own hash holds, and its faults. A broken link is reported, and reading goes on."""
+def _files(folder: Path, faults: list[Fault]) -> list[Path]:
+    """The journal's files. A folder that cannot be listed is a fault: it may hold anything."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  Path.glob takes a folder without access for an empty one
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        faults.append(Fault(folder.name, 0, "unreadable", f"cannot be listed ({error.strerror or error})"))
+        return []
+    return [folder / name for name in sorted(names) if name.endswith(".jsonl") and not name.startswith(".")]
+
+
+def _content_since(path: Path, since: float | None) -> tuple[bytes, bool]:
+    """A file's bytes back to an entry before `since`, and whether these are all that it has. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name would wait for a writer
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        if since is not None and status.st_mtime < since - CLOCK_MARGIN_SECONDS:
+            return b"", False
+        size = status.st_size
+        length = size if since is None else min(size, _TAIL_BYTES)
+        while True:
+            content = _read(descriptor, length, size - length)
+            if length == size:
+                return content, True
+            content = content[content.find(b"\n") + 1 :]
+            first = next((entry for line in content.split(b"\n") if (entry := _parse(line)) is not None), None)
+            if first is not None and since is not None and first.time < since:
+                return content, False
+            length = min(size, length * 2)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, length: int, offset: int) -> bytes:
+    """`length` bytes, or as many as there are: one call returns at most 2 GiB."""
+    parts = []
+    while length > 0 and (part := os.pread(descriptor, length, offset)):
+        parts.append(part)
+        length, offset = length - len(part), offset + len(part)
+    return b"".join(parts)
+
+
+def _verify(name: str, content: bytes, is_whole: bool) -> tuple[list[Entry], list[Fault]]:
+    """Entries of one file whose own hash holds, and its faults. A broken link is reported, and reading goes on.
+
+    Of a part that is not the whole file, the first entry's link is believed, and its first line counts as line 1.
+    """
     entries: list[Entry] = []
     faults: list[Fault] = []
     lines = content.split(b"\n")
     unfinished = lines.pop()
-    previous, suspect = GENESIS, 0
+    previous, suspect = GENESIS if is_whole else "", 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -163,7 +237,7 @@ def _verify(name: str, content: bytes) -> tuple[list[Entry], list[Fault]]:
             # A cut write is followed by an entry that still names the one before the cut; judged when that is seen.
             suspect = suspect or number
             continue
-        if entry.previous != previous:
+        if previous and entry.previous != previous:
             faults.append(
                 Fault(name, number, "broken", "the chain is broken: this or an earlier line was changed or removed")
             )
@@ -180,12 +254,34 @@ def _verify(name: str, content: bytes) -> tuple[list[Entry], list[Fault]]:
 
 
 def _parse(line: bytes) -> Entry | None:
-    """The entry in a line, or None when it is not one or its hash does not fit its content."""
+    """The entry in a line, or None when it is not one or its hash does not fit its content.
+
+    The hash is of the line without it; lines of older versions had their keys in another order than what was hashed.
+    """
+    body, seal = line[:-_HASH_BYTES] + b"}", line[-_HASH_BYTES:]
     try:
+        if (
+            seal[:9] == b',"hash":"'
+            and seal[-2:] == b'"}'
+            and hashlib.sha256(body).hexdigest().encode("ascii") == seal[9:-2]
+        ):
+            entry = Entry(**json.loads(body), hash=seal[9:-2].decode("ascii"))
+            return entry if _is_well_formed(entry) else None
         entry = Entry(**json.loads(line))
-        return entry if entry.hash == _digest(entry) else None
-    except (ValueError, TypeError):
+        return entry if _is_well_formed(entry) and entry.hash == _digest(entry) else None
+    except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _is_well_formed(entry: Entry) -> bool:
+    texts = (entry.writer, entry.kind, entry.who, entry.why, entry.previous, entry.hash)
+    return (
+        isinstance(entry.time, int | float)
+        and math.isfinite(entry.time)
+        and isinstance(entry.sequence, int)
+        and isinstance(entry.data, dict)
+        and all(isinstance(text, str) for text in texts)
+    )
 
 
 def _content(entry: Entry) -> dict[str, Any]:
@@ -201,9 +297,12 @@ def _content(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _text(entry: Entry) -> str:
+    return json.dumps(_content(entry), sort_keys=True, separators=(",", ":"))
+
+
 def _digest(entry: Entry) -> str:
-    text = json.dumps(_content(entry), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return hashlib.sha256(_text(entry).encode("utf-8")).hexdigest()
 
 
 def _sealed(**content: Any) -> Entry:
@@ -211,7 +310,7 @@ def _sealed(**content: Any) -> Entry:
 
 
 def _line(entry: Entry) -> str:
-    return json.dumps({**_content(entry), "hash": entry.hash}, separators=(",", ":"))
+    return f'{_text(entry)[:-1]},"hash":"{entry.hash}"}}'
 
 
 def _tail(descriptor: int) -> tuple[Entry | None, bool]:
@@ -237,12 +336,24 @@ def _last(lines: Iterable[bytes]) -> Entry | None:
     return None
 
 
-def _lock(descriptor: int) -> None:
-    """Keep a second writer of the same name out (threads of one process). Some shared file systems have no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        return
+def _open(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o664)
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        os.fchmod(descriptor, 0o664)
+    return descriptor
+
+
+def _lock(descriptor: int) -> bool:
+    """Keep the machine's other writers out; False where the file system has no locks, or another keeps it too long."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno != errno.EWOULDBLOCK or time.monotonic() > deadline:
+                return False
+        time.sleep(0.002)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

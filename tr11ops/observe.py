@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops import evidence
-from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, SchedulerUnreachable
 from tr11ops.evidence_operation import operation_facts, see_operation, unseen_operation
 from tr11ops.evidence_training import see_training, training_facts, unseen_training
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
@@ -46,7 +46,7 @@ def scheduler_kind(directory: RunDirectory) -> str | None:
 
 
 def observe(
-    directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float, read_digests: bool = False
+    directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown, now: float, read_digests: bool = False
 ) -> Snapshot:
     """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into the snapshot).
 
@@ -101,7 +101,7 @@ def observe(
     )
 
 
-def _ask(scheduler: Scheduler | Unknown, name: str) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
+def _ask(scheduler: Overview | Unknown, name: str) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
     """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its whole time-out)."""
     if isinstance(scheduler, Unknown):
         return scheduler, scheduler

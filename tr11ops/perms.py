@@ -72,6 +72,11 @@ class PermissionWalk:
         self._waiting: queue.LifoQueue[str | None] = queue.LifoQueue()  # deep first: few folders wait at a time
         self._lock = threading.Lock()
         self._unexpected: BaseException | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the walk soon, from `progress` or another thread: `run` then returns what was found so far."""
+        self._stopped = True
 
     def run(self, progress: Callable[[Tally], None] = lambda tally: None, every_seconds: float = 0.2) -> Tally:
         """Walk the whole tree. Raises OSError when its root cannot be looked at."""
@@ -98,7 +103,7 @@ class PermissionWalk:
     def _work(self) -> None:
         while (folder := self._waiting.get()) is not None:
             try:
-                if self._unexpected is None:
+                if self._unexpected is None and not self._stopped:
                     self._look_into(folder)
             except BaseException as error:  # raised again by `run`: a thread's own would be lost
                 self._unexpected = error

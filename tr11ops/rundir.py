@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,11 @@ class RunDirectory:
         return self.paths.state / "exclusions.json"
 
     @property
+    def site(self) -> Path:
+        """What the scheduler said of itself at the last launch, so that nobody has to ask again."""
+        return self.paths.state / "site.json"
+
+    @property
     def launch_lock(self) -> Path:
         return self.paths.state / "launch.lock"
 
@@ -155,7 +161,7 @@ class RunDirectory:
     def submission(self, tag: str) -> SubmissionPaths:
         return SubmissionPaths(self.submissions / tag)
 
-    @property
+    @cached_property
     def mark(self) -> str:
         """Twelve hex digits that stand for this directory in a job's comment (the path itself may be long or odd)."""
         return hashlib.sha256(os.fsencode(os.path.realpath(self.root))).hexdigest()[:12]

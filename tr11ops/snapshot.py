@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts
 from tr11ops.rundir import Submission
-from tr11ops.training import Event, LogFile, NodeWarning, Phase, TrainingFacts
+from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import EndMarker, Heartbeat, StepRecord
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ class Snapshot:
     events: Observed[tuple[Event, ...]] = ()  # oldest first
     logs: Observed[tuple[LogFile, ...]] = ()
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
+    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempt
     ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
     holds: Observed[tuple[Hold, ...]] = ()
     holds_changed: float | None = None  # when tr11 last held or released something
@@ -212,6 +213,7 @@ class Snapshot:
         for name in (
             "jobs", "nodes", "steps", "heartbeats", "attempts",
             "checkpoints", "kill_switch", "exclusions", "submissions", "phases", "events", "logs", "node_warnings",
+            "launch_ends",
             "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks", "least_used",
         ):  # fmt: skip
             value = getattr(self, name)

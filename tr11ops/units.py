@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def duration(seconds: float) -> str:
     """Two units at most: `42 s`, `3 min 20 s`, `5 h 07 min`, `12 d 3 h`."""
@@ -22,6 +24,21 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGTP]?)(i?)B")
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size as a run card writes it: `400 TiB` in powers of 1024, `1.5TB` in powers of 1000, `512B`.
+
+    Raises ValueError for anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text[:40]!r} is not a size, e.g. 400 TiB or 1.5TB")
+    factor: int = (1024 if match[3] else 1000) ** " KMGTP".index(match[2] or " ")
+    return round(float(match[1]) * factor)
 
 
 def quantity(count: float) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -11,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.journal import GENESIS, Journal, read_journal
+from tr11ops import journal as journal_module
+from tr11ops.journal import GENESIS, Journal, read_journal, writer_name
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -144,3 +149,138 @@ def test_entries_are_plain_json_lines(tmp_path: Path) -> None:
     lines = written(tmp_path, 2).read_text().splitlines()
     assert {"time", "writer", "sequence", "kind", "who", "why", "data", "previous", "hash"} == set(json.loads(lines[1]))
     assert json.loads(lines[1])["previous"] == json.loads(lines[0])["hash"]
+
+
+# ----------------------------------------------------------------------------- many writers, few files
+def test_a_thousand_short_lived_writers_leave_one_file(tmp_path: Path) -> None:
+    """As a watchdog that cron starts each hour: every process is a new writer."""
+    for number in range(12):
+        child = os.fork()
+        if child == 0:
+            Journal(tmp_path).write("pulse", data={"number": number}, who="me")
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ledger = read_journal(tmp_path)
+    assert ledger.faults == () and [entry.sequence for entry in ledger.entries] == list(range(12))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{writer_name()}.jsonl"]
+
+
+def test_writers_at_once_keep_one_chain(tmp_path: Path) -> None:
+    children = []
+    for _ in range(5):
+        child = os.fork()
+        if child == 0:
+            for number in range(10):
+                Journal(tmp_path).write("pulse", data={"number": number}, who="me")
+            os._exit(0)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 5
+    ledger = read_journal(tmp_path)
+    assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(range(50))
+
+
+def test_a_writer_that_is_frozen_with_the_file_in_its_hands_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "LOCK_SECONDS", 0.02)
+    first = Journal(tmp_path)
+    first.write("before", who="me", when=1.0)
+    with first.path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Journal(tmp_path).write("meanwhile", who="me", when=2.0)
+    first.write("after", who="me", when=3.0)
+    ledger = read_journal(tmp_path)
+    assert ledger.faults == () and [entry.kind for entry in ledger.entries] == ["before", "meanwhile", "after"]
+    assert [entry.writer == first.writer for entry in ledger.entries] == [True, False, True]
+
+
+def test_a_file_system_without_locks_gives_each_thread_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(journal_module.fcntl, "flock", refuse)
+    threads = [threading.Thread(target=lambda: Journal(tmp_path).write("kind", who="me")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    Journal(tmp_path).write("kind", who="me")
+    ledger = read_journal(tmp_path)
+    assert ledger.faults == () and len(ledger.entries) == 5
+    assert not (tmp_path / f"{writer_name()}.jsonl").read_bytes()
+
+
+# ----------------------------------------------------------------------------- reading the last days alone
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 70), st.booleans())
+def test_the_end_of_a_journal_is_what_the_whole_says_of_that_time(steps: list[int], since: int, is_torn: bool) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_module, "_TAIL_BYTES", 300)
+        journal = Journal(Path(name), "host-1")
+        for moment in sorted(steps):
+            journal.write("kind", "w" * moment, who="me", when=float(moment))
+        if is_torn:
+            with journal.path.open("ab") as stream:
+                stream.write(b'{"cut')
+        whole, part = read_journal(Path(name)), read_journal(Path(name), since=float(since))
+    assert part.entries == tuple(entry for entry in whole.entries if entry.time >= since)
+    assert part.is_sound and [fault.kind for fault in part.faults] == [fault.kind for fault in whole.faults]
+
+
+def test_a_change_near_the_end_is_noticed_without_reading_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_TAIL_BYTES", 2000)
+    path = written(tmp_path, 50)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join((lines[0].replace("why 0", "why 9"), *lines[1:48], lines[49])))
+    assert [fault.kind for fault in read_journal(tmp_path, since=47.0).faults] == ["broken"]
+    path.write_text("".join((lines[0].replace("why 0", "why 9"), *lines[1:])))
+    assert read_journal(tmp_path, since=47.0).faults == () and not read_journal(tmp_path).is_sound
+
+
+def test_files_that_nobody_wrote_to_since_are_not_opened(tmp_path: Path) -> None:
+    old, new = written(tmp_path, writer="old-1"), written(tmp_path, writer="new-1")
+    os.utime(old, (1000.0, 1000.0))
+    old.chmod(0)
+    assert {entry.writer for entry in read_journal(tmp_path, since=0.0).entries} >= {"new-1"}
+    recent = read_journal(tmp_path, since=10_000.0)
+    assert recent.faults == () and recent.entries == () and new.exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_a_fault_and_not_an_empty_journal(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("")
+    ledger = read_journal(tmp_path / "journal")
+    assert [(fault.file, fault.kind) for fault in ledger.faults] == [("journal", "unreadable")] and not ledger.is_sound
+
+
+def test_a_pipe_is_a_fault_and_no_trap(tmp_path: Path) -> None:
+    written(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert [(fault.file, fault.kind) for fault in read_journal(tmp_path).faults] == [("pipe.jsonl", "unreadable")]
+
+
+def test_lines_of_the_first_version_are_still_read(tmp_path: Path) -> None:
+    """Their keys stood in another order than what was hashed."""
+    order = ("time", "writer", "sequence", "kind", "who", "why", "data", "previous", "hash")
+    path = written(tmp_path, 3)
+    values = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({key: value[key] for key in order}) + "\n" for value in values))
+    Journal(tmp_path, "host-1").write("new", who="me", when=9.0)
+    ledger = read_journal(tmp_path)
+    assert ledger.faults == () and [entry.sequence for entry in ledger.entries] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("content", ['"data":[1]', '"time":"soon"', '"time":NaN', '"sequence":null', '"who":7'])
+def test_an_entry_with_the_wrong_kind_of_value_is_damage_and_no_crash(tmp_path: Path, content: str) -> None:
+    path = written(tmp_path, 1)
+    body = json.loads(path.read_text())
+    del body["hash"]
+    key, _, value = content.partition(":")
+    text = json.dumps({**body, json.loads(key): 0}, separators=(",", ":"), sort_keys=True).replace(f"{key}:0", content)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(f'{text[:-1]},"hash":"{seal}"}}\n' + "[" * 100_000 + "\n")
+    ledger = read_journal(tmp_path)
+    assert ledger.entries == () and [fault.kind for fault in ledger.faults] == ["broken"], value

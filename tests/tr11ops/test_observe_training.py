@@ -19,6 +19,7 @@ from tr11ops.evidence_training import (
     PHASES_HEAD_BYTES,
     PHASES_TAIL_BYTES,
     read_events,
+    read_launch_ends,
     read_logs,
     read_node_warnings,
     read_phases,
@@ -183,6 +184,17 @@ def test_warnings_of_the_newest_attempts_nodes(paths: RunPaths) -> None:
     assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [("n02", "throttling", "hot")]
     write_json(paths.attempt("7") / "nodes" / "n03.json", {"checks": [3]})
     assert isinstance(read_node_warnings(paths, "7"), Unknown)
+
+
+def test_the_ends_of_launches(paths: RunPaths) -> None:
+    for launch, end in ((1, 50.0), (2, 90.0), (3, None)):
+        write_json(paths.attempt("7") / "launches" / f"{launch}.json", {"launch": launch, "start": 1.0, "end": end})
+    found = read_launch_ends(paths, "7")
+    assert isinstance(found, tuple)
+    assert [(end.launch, end.time) for end in found] == [(1, 50.0), (2, 90.0)]
+    (paths.attempt("7") / "launches" / "4.json").write_text("{")
+    assert isinstance(read_launch_ends(paths, "7"), Unknown)
+    assert read_launch_ends(paths, "8") == ()
 
 
 def test_without_attempts_there_is_nothing_to_know_of_them(paths: RunPaths) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from datetime import UTC
 from pathlib import Path
 
@@ -13,13 +14,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tr11ops.status_cases import HOUR, NOW, beats, ended, idle, pending, running, snapshot, steps, wordless
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    ended,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+    wordless,
+)
+from tests.tr11ops.test_status_care import FAULT, alert, cron_job, look
 from tests.tr11ops.test_status_verdict import TABLE
 from tr11ops.cluster.base import Node
+from tr11ops.crontab.state import ChainState
 from tr11ops.detect.registry import detect_all
+from tr11ops.operation import CopyStatus, FilesystemRule, Hold
 from tr11ops.report.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.report.status import Screen, render
 from tr11ops.report.status_json import status_document
+from tr11ops.report.status_surroundings import Surroundings
 from tr11ops.snapshot import Exclusion, KillSwitch, Snapshot, Unknown
 from tr11ops.units import duration, quantity, size
 from tr11ops.verdict import judge
@@ -65,13 +83,20 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
 }
 
 
-def drawn(given: Snapshot, width: int, unicode: bool) -> str:
+def drawn(
+    given: Snapshot,
+    width: int,
+    unicode: bool,
+    height: int | None = None,
+    surroundings: Surroundings = Surroundings(),  # noqa: B008  frozen
+) -> str:
     from rich.console import Console
 
     findings = detect_all(given)
     target = io.StringIO()
     console = Console(file=target, width=width, color_system=None, highlight=False, emoji=False, markup=False)
-    console.print(render(given, findings, judge(given, findings), Screen(width, unicode, UTC)))
+    screen = Screen(width, unicode, UTC, height)
+    console.print(render(given, findings, judge(given, findings), screen, surroundings))
     return "".join(line.rstrip() + "\n" for line in target.getvalue().splitlines())
 
 
@@ -192,10 +217,102 @@ def test_a_loss_that_is_no_number_is_said_to_be_none() -> None:
     assert "nan" in drawn(snapshot(steps=tuple(given)), 80, True)
 
 
+def full() -> dict[str, object]:
+    """The document of a run of which everything is known, so that every key at every depth is in it."""
+    given = snapshot(
+        kill_switch=KillSwitch(Path("/k"), "ben", NOW, "new data"),
+        exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),),
+        backup=CopyStatus(NOW - HOUR, 31000),
+        sync=CopyStatus(NOW - HOUR),
+        holds=(Hold("1000", "ben", NOW, "new data"),),
+        periodic_jobs=(cron_job(),),
+        chains=(ChainState("hourly", "77", NOW, NOW + HOUR),),
+        usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
+    )
+    findings = detect_all(snapshot(jobs=(running(),))) or ()
+    surroundings = Surroundings((alert(),), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
+    return status_document(given, (FAULT, *findings), judge(given, ()), surroundings)
+
+
+def keys_below(value: object) -> set[str]:
+    """The names in the objects inside a value, at any depth."""
+    if isinstance(value, list):
+        return set().union(*map(keys_below, value)) if value else set()
+    return set(value).union(*map(keys_below, value.values())) if isinstance(value, dict) else set()
+
+
 def test_the_described_keys_are_the_written_ones() -> None:
+    """Each row of the table is a key (or two) of the document, and names all that is inside it; nothing else is there."""
     described = (Path(__file__).parents[2] / "docs" / "status-json.md").read_text(encoding="utf-8")
-    for key in document(snapshot()):
-        assert f"`{key}`" in described
+    rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
+    written = full()
+    found: list[str] = []
+    for names, words in rows:
+        keys = re.findall(r"`([a-z_]+)`", names)
+        found += keys
+        for key in keys:
+            inside = keys_below(written[key])
+            assert inside <= set(re.findall(r"`([a-z_]+)`", words)), (key, inside)
+    assert sorted(found) == sorted(written)
+    assert len(found) == len(set(found))
+
+
+def test_the_document_of_everything() -> None:
+    written = full()
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert (written["may_sleep"], written["answer"]) == (False, "Do not sleep: a person is needed")
+    assert written["node_use"] == {"used": 48, "spare": 0, "excluded": 1}
+    assert written["throughput"] == {"current": 149.5, "best": 152.0, "percent": 100 * 149.5 / 152.0, "unit": "TFLOPs"}
+    assert written["next_checkpoint"] == {
+        "step": 31300,
+        "seconds": 81 * 105.0 - 30,
+        "due": "2022-05-01T14:21:15+00:00",
+        "why": "interval",
+    }
+    assert written["backup"] == {
+        "time": "2022-05-01T11:00:00+00:00",
+        "age_seconds": 3600.0,
+        "step": 31000,
+        "message": None,
+    }
+    assert written["finish"]["earliest"] == "2022-08-11T16:41:00+00:00"  # type: ignore[index]
+    assert [entry["fingerprint"] for entry in written["alerts"]] == [alert().fingerprint]  # type: ignore[attr-defined]
+
+
+def test_unknown_surroundings_are_null_with_a_reason() -> None:
+    given = snapshot()
+    blind = Surroundings(Unknown("no rights"), Unknown("torn"), Unknown("gone"))
+    written = status_document(given, (), judge(given, ()), blind)
+    assert (written["alerts"], written["throughput"]["best"]) == (None, None)
+    assert written["unknown"] == ["alerts: no rights", "launch: torn", "best throughput: gone"]
+
+
+def test_a_low_screen_shows_what_is_wrong_first() -> None:
+    given = snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR))
+    for height, first in ((24, True), (60, False)):
+        text = drawn(given, 80, True, height)
+        assert (text.index("CRITICAL") < text.index("progress")) is first
+
+
+def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
+    operation = dataclasses.replace(
+        snapshot().run.operation, archive_interval=1000, sync_seconds=3600.0, filesystems=(FilesystemRule("SCRATCH"),)
+    )
+    given = with_facts(
+        snapshot(
+            backup=CopyStatus(NOW - HOUR, 31000),
+            sync=CopyStatus(NOW - HOUR),
+            periodic_jobs=(cron_job(),),
+            usage=(look("SCRATCH", 80.0),),
+        ),
+        operation=operation,
+    )
+    surroundings = Surroundings((), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
+    text = drawn(given, 80, True, 24, surroundings)
+    assert len(text.splitlines()) <= 23
+    for label in ("copies", "disks", "periodic", "alerts", "next save", "nodes", "ETA"):
+        assert f"\n{label} " in text, label
+    assert "98 % of its best (152.0)" in text
 
 
 # ----------------------------------------------------------------------------- small drawings

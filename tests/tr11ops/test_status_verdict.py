@@ -108,6 +108,13 @@ TABLE: list[tuple[str, Snapshot, Word, str]] = [
         "still runs",
     ),
     ("runs, cannot be seen", snapshot(heartbeats=Unknown("no rights"), steps=()), Word.UNKNOWN, "no rights"),
+    ("logs steps, the rest unseen", snapshot(heartbeats=Unknown("no rights")), Word.HEALTHY, "training at iteration"),
+    (
+        "logged steps an hour ago, the rest unseen",
+        snapshot(heartbeats=Unknown("no rights"), steps=steps(age=HOUR)),
+        Word.UNKNOWN,
+        "last sign of life 1 h 00 min ago, and more cannot be seen: no rights",
+    ),
     (
         "runs, start not known",
         snapshot(jobs=(running(start_time=None),), heartbeats=(), steps=()),

@@ -1,4 +1,4 @@
-"""`tr11 logs`: the run's log or one worker's, from its end, and on as it grows."""
+"""`tr11 logs`: the run's log, one worker's, or a copy on the hub: its end, a part of it, and on as it grows."""
 
 from __future__ import annotations
 
@@ -6,145 +6,213 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SetOption,
+    directory_of,
+    read_card,
+    say,
+)
+from tr11ops.cli.logs_print import no_attempt, print_line, show_remote, show_summary
+from tr11ops.cli.logs_sources import attempt_named, existing, one_log, only, ranks_of, require_workers, workers
 
 if TYPE_CHECKING:
+    from tr11ops.logs.show import Query
     from tr11ops.logtail import Source
     from tr11ops.rundir import RunDirectory
 
+T = TypeVar("T")
+
 FOLLOW_SECONDS = 0.5
+LINES = 40
 
 
-def logs(
+def logs(  # options of a command line: typer calls it by name
     *,
     run: RunOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too.")
     ] = False,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=0, metavar="R", help="One worker's own log (global rank).")
-    ] = None,
-    node: Annotated[str | None, typer.Option("--node", metavar="N", help="The workers of one node.")] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, metavar="N", help="Lines from the end to begin with.")
-    ] = 40,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Attempt for --rank and --node; default: the newest.")
+        int | None,
+        typer.Option("--lines", "-n", min=0, metavar="N", show_default=False, help="Lines from the end [40]."),
     ] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R", help="Workers' own logs, by global rank: 0, 0,8 or 0-7.")
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="N", help="The workers of this node; may be repeated.")
+    ] = None,
+    attempt: Annotated[
+        str | None, typer.Option("--attempt", "--job", metavar="ID", help="This attempt alone, e.g. 1234_7.")
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option("--level", metavar="LEVEL", help="warning: such lines and worse, and tracebacks.")
+    ] = None,
+    iterations: Annotated[
+        str | None, typer.Option("--iterations", metavar="FIRST:LAST", help="What was logged during these steps.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="2h, 3d, 14:30, 2022-05-01, 2022-05-01T14:30.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Lines that match.")] = None,
+    context: Annotated[
+        int, typer.Option("--context", "-C", min=0, max=1000, metavar="N", help="Lines around each of them.")
+    ] = 0,
+    no_pulse: Annotated[bool, typer.Option("--no-pulse", help="Without the watchdog's own lines.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="PATH", help="Another log: an old training's, a job's output.")
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="REPO", help="The copy on the hub: OWNER/NAME or OWNER/NAME/PATH."),
+    ] = None,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", help="With --remote -f: between two looks.")
+    ] = 300.0,
+    summary: Annotated[bool, typer.Option("--summary", help="The whole log in one table.")] = False,
+    as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
-    """Show the end of the run's log, or of one worker's, and follow it with -f.
+    """Show the end of the run's log, or the part that you ask for, and follow it with -f.
 
     [bold]Examples[/bold]
 
-      tr11 logs -f
+      tr11 logs -f --level warning
 
-      tr11 logs --rank 0 -n 200
+      tr11 logs --iterations 31200:31260 --no-pulse
 
-      tr11 logs --node jean-zay-iam03
+      tr11 logs --rank 0,8 --since 2h
+
+      tr11 logs --remote bigscience/tr11-176B-ml-logs -f
     """
+    places = (file is not None, remote is not None, rank is not None or bool(node))
+    _check(places, as_json and not summary, every, attempt)
+    query = _query(follow, lines, level, iterations, since, grep, context, no_pulse)
+    try:
+        if remote is not None:
+            show_remote(remote, _of_attempt(query, attempt), every if follow else None, summary, as_json)
+            return
+        directory = None if file is not None else directory_of(read_card(run, overrides))
+        if directory is not None and attempt is not None:
+            attempt = attempt_named(directory, attempt)
+        if summary:
+            show_summary(one_log(file, directory, has_workers=places[2]), as_json)
+        elif places[2] and directory is not None:
+            find = workers(directory, ranks_of(rank), frozenset(node or ()), attempt)
+            if not follow:
+                require_workers(directory, find(), rank, node, attempt)
+            _show(find, query, follow)
+        else:
+            _show_main_log(file, directory, _of_attempt(query, attempt), follow)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _check(places: Sequence[bool], needs_summary: bool, every: float, attempt: str | None) -> None:
+    """Raises Refusal for options that do not go together."""
+    if sum(places) > 1:
+        raise Refusal("--file, --remote and --rank/--node exclude each other", exit_code=2)
+    if needs_summary:
+        raise Refusal("--json goes with --summary: the lines themselves are text", exit_code=2)
+    if not 1 <= every <= 86400:
+        raise Refusal(f"--every {every:g}: must be between 1 and 86400 seconds", exit_code=2)
+    if attempt is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", attempt):
+        raise Refusal(f"--attempt = {attempt!r}: is not a job id", exit_code=2)
+
+
+def _query(
+    follow: bool, lines: int | None, level: str | None, iterations: str | None, since: str | None,
+    grep: str | None, context: int, no_pulse: bool,
+) -> Query:  # fmt: skip
+    """What the options ask for. Raises Refusal for a word that is none."""
+    from tr11ops.logs import moments
+    from tr11ops.logs.lines import LEVELS
+    from tr11ops.logs.show import Query
+    from tr11ops.logs.sieve import Wanted
+
+    if level is not None and level.lower() not in LEVELS:
+        raise Refusal(f"--level {level!r}: must be one of {', '.join(LEVELS)}", exit_code=2)
+    try:
+        pattern = re.compile(grep) if grep is not None else None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Refusal(f"--grep {grep!r}: is not a regular expression: {error}", exit_code=2) from None
+    option = "--iterations"
+    try:
+        steps = moments.iterations(iterations) if iterations is not None else None
+        option = "--since"
+        moment = moments.since(since, time.time()) if since is not None else None
+    except ValueError as error:
+        raise Refusal(
+            f"{option} {(iterations if option == '--iterations' else since)!r}: {error}", exit_code=2
+        ) from None
+    wanted = Wanted(LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps)
+    query = Query(wanted, lines, moment)
+    if lines is None and not query.has_place and (follow or not wanted.searches):
+        return Query(wanted, LINES, moment)
+    return query
+
+
+def _parsed(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise Refusal(f"{option} {text!r}: {error}", exit_code=2) from None
+
+
+def _of_attempt(query: Query, attempt: str | None) -> Query:
+    """The query for one attempt's part of a main log."""
+    from dataclasses import replace
+
+    if attempt is None:
+        return query
+    return replace(query, wanted=replace(query.wanted, attempt=attempt))
+
+
+def _since_by_steps(query: Query, directory: RunDirectory) -> Query:
+    """A step's line has no time: `metrics.jsonl` says how many of them came since then."""
+    from dataclasses import replace
+
+    from tr11ops.logs.moments import steps_since
+
+    if query.since is None:
+        return query
+    return replace(query, steps_since=steps_since(directory.paths.metrics, query.since))
+
+
+# ----------------------------------------------------------------------------- showing
+def _show_main_log(file: Path | None, directory: RunDirectory | None, query: Query, follow: bool) -> None:
+    if directory is None:
+        _show(only(existing(file)), query, follow)
+        return
+    main_log = directory.paths.main_log
+    if not follow and not main_log.exists():
+        raise Refusal(f"{main_log} does not exist yet: this run has not started")
+    _show(only(main_log), _since_by_steps(query, directory), follow)
+
+
+def _show(find: Callable[[], Sequence[Source]], query: Query, follow: bool) -> None:
+    from tr11ops.logs.show import NoSuchAttempt
     from tr11ops.logtail import follow as follow_sources
 
-    directory = directory_of(read_card(run, overrides))
-    if job is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", job):
-        raise Refusal(f"--job = {job!r}: is not a job id", exit_code=2)
-    if job is not None:
-        job = _attempt_named(directory, job)
-    find = _finder(directory, rank, node, job)
-    if not follow:
-        _require_some(directory, find(), rank, node, job)
-    elif not any(source.path.exists() for source in find()):
+    if follow and not any(source.path.exists() for source in find()):
         say("nothing is written yet: waiting for it; Ctrl-C ends")
-    several = rank is None and node is not None
-    for label, line in follow_sources(find, lines, _pause if follow else lambda: False):
-        sys.stdout.write(f"{label} {_shown(line)}\n" if several else f"{_shown(line)}\n")
-        if follow:
-            sys.stdout.flush()
-
-
-def _finder(
-    directory: RunDirectory, rank: int | None, node: str | None, job: str | None
-) -> Callable[[], Sequence[Source]]:
-    """What to read, found anew each time it is asked: later attempts bring new files."""
-    from tr11ops.logtail import Source
-
-    if rank is None and node is None:
-        main_log = Source("", directory.paths.main_log)
-        return lambda: [main_log]
-
-    def find() -> list[Source]:
-        attempts = [job] if job is not None else directory.attempt_ids()
-        for attempt in reversed(attempts):  # the newest attempt that has such a worker
-            found = [
-                Source(f"[rank {number}]" if attempt == job or job is None else "", path)
-                for name, number, path in directory.worker_logs(attempt)
-                if rank in {None, number} and node in {None, name}
-            ]
-            if found:
-                return found
-        return []
-
-    return find
-
-
-def _attempt_named(directory: RunDirectory, job: str) -> str:
-    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
-    for attempt in reversed(directory.attempt_ids()):
-        if job in {attempt, _label(directory, attempt)}:
-            return attempt
-    return job
-
-
-def _label(directory: RunDirectory, attempt: str) -> str:
-    from trainer.contract import read_json
-
     try:
-        record = read_json(directory.paths.attempt(attempt) / "attempt.json")
-    except (OSError, ValueError):
-        return attempt
-    array, task = (record.get(key) for key in ("array_id", "task_id")) if isinstance(record, dict) else (None, None)
-    return f"{array}_{task}" if array is not None and task is not None else attempt
-
-
-def _require_some(
-    directory: RunDirectory, found: Sequence[Source], rank: int | None, node: str | None, job: str | None
-) -> None:
-    """Say clearly when there is nothing to read. Raises Refusal."""
-    if rank is None and node is None:
-        if not directory.paths.main_log.exists():
-            raise Refusal(f"{directory.paths.main_log} does not exist yet: this run has not started")
-        return
-    if found:
-        return
-    attempts = [job] if job is not None else reversed(directory.attempt_ids())
-    newest = next((attempt for attempt in attempts if any(directory.worker_logs(attempt))), None)
-    known = [] if newest is None else list(directory.worker_logs(newest))
-    if newest is None:
-        raise Refusal(f"no worker has written a log{f' in attempt {job}' if job else ''} yet")
-    last = max(number for _, number, _ in known)
-    ranks = f"ranks 0 to {last}" if last else "rank 0 alone"
-    nodes = ", ".join(sorted({name for name, _, _ in known})[:8])
-    what = " ".join(([f"--rank {rank}"] if rank is not None else []) + ([f"--node {node}"] if node is not None else []))
-    raise Refusal(
-        f"{what}: there is no such worker in attempt {_label(directory, newest)}; it has {ranks}, nodes {nodes}",
-        exit_code=2,
-    )
+        for label, line in follow_sources(find, query, _pause if follow else lambda: False):
+            print_line(f"{label} {line}" if label else line, follow)
+    except NoSuchAttempt as error:
+        raise no_attempt(query.wanted.attempt, error.launches) from None
 
 
 def _pause() -> bool:
     sys.stdout.flush()
-    try:
-        time.sleep(FOLLOW_SECONDS)
-    except KeyboardInterrupt:
-        return False
+    time.sleep(FOLLOW_SECONDS)
     return True
-
-
-def _shown(line: str) -> str:
-    """The line as the output can carry it."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return line.encode(encoding, "replace").decode(encoding)

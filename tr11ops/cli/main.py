@@ -41,6 +41,14 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "status": LazyCommand("tr11ops.cli.status", "status", "One screen: is the run healthy, and since when."),
     "logs": LazyCommand("tr11ops.cli.logs", "logs", "Show or follow the run's log, or one worker's."),
+    "pulse": LazyCommand("tr11ops.cli.pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."),
+    "alerts": LazyCommand(
+        "tr11ops.cli.alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True
+    ),
+    "handover": LazyCommand("tr11ops.cli.handover", "handover", "What happened since the last shift, what is open."),
+    "goodput": LazyCommand("tr11ops.cli.goodput", "goodput", "Where every second of every node went."),
+    "advise": LazyCommand("tr11ops.cli.advise", "advise", "The save interval, spares and array length to use."),
+    "report": LazyCommand("tr11ops.cli.report", "report", "The whole run as one page: -o report.html."),
     "kill": LazyCommand("tr11ops.cli.kill", "kill", "Save and stop a run, with all that waits of it."),
     "pause": LazyCommand("tr11ops.cli.pause", "pause", "Stop after this task: what waits is held."),
     "resume": LazyCommand("tr11ops.cli.resume", "resume", "Let a stopped or paused run go on."),
@@ -63,6 +71,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "nodes": LazyCommand(
         "tr11ops.cli.nodes", "app", "Which nodes the run may use: list, check, exclude, include.", is_group=True
     ),
+    "cron": LazyCommand("tr11ops.cli.cron", "app", "The periodic jobs: list, run, install, status.", is_group=True),
+    "fs-watchdog": LazyCommand("tr11ops.cli.fs_watchdog", "fs_watchdog", "Are the file systems getting full?"),
     "data": LazyCommand("tr11ops.cli.data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
     "twin": LazyCommand("tr11ops.cli.twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
 }

@@ -1,24 +1,27 @@
-"""`tr11 status`: one screen that answers "may I sleep?", or the same as JSON; once, or refreshed in place."""
+"""`tr11 status`: one screen that answers "may I sleep?", or JSON, or metrics; once, or refreshed in place."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, directory_of, read_card
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, directory_of, read_card, say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from tr11ops.cluster.base import Scheduler
+    from tr11ops.cluster.base import Overview
     from tr11ops.detect.finding import Finding
+    from tr11ops.report.status_surroundings import Surroundings
+    from tr11ops.runcard import RunCard
     from tr11ops.rundir import RunDirectory
     from tr11ops.snapshot import RunFacts, Snapshot, Unknown
     from tr11ops.verdict import Verdict
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
 NARROWEST, WIDEST = 40, 132
+SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get what it saw
 CLUSTERS = ("slurm", "local", "auto")
 
 
@@ -44,6 +48,14 @@ def status(  # options of a command line: typer calls it by name
     digests: Annotated[
         bool, typer.Option("--digests", help="Compare the newest checkpoint's digests too: reads all its bytes.")
     ] = False,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus",
+            metavar="FILE|PORT",
+            help="Metrics: to a textfile collector's FILE, or served on [HOST:]PORT (default host 127.0.0.1).",
+        ),
+    ] = None,
 ) -> None:
     """One screen: is the run healthy, and since when.
 
@@ -57,6 +69,10 @@ def status(  # options of a command line: typer calls it by name
       tr11 status --run demo --watch 30
 
       tr11 status --json | jq .verdict
+
+      tr11 status --prometheus /var/lib/node_exporter/tr11.prom --watch 60
+
+      tr11 status --prometheus 9108
     """
     if seconds is not None and not watch:
         raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2)
@@ -65,13 +81,25 @@ def status(  # options of a command line: typer calls it by name
     if scheduler not in CLUSTERS:
         raise Refusal(f"--scheduler {scheduler!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
     view = _view(run, overrides, scheduler, digests)
+    if prometheus is not None and as_json:
+        raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
+    if prometheus is not None:
+        target = target_of(prometheus)
+        if watch and isinstance(target, tuple):
+            raise Refusal("--watch goes with --prometheus FILE; what is served is looked at when it is asked for", 2)
+        view = _view(run, overrides, scheduler, digests)
+        if isinstance(target, tuple):
+            raise typer.Exit(_serve(view, *target))
+        raise typer.Exit(_write_metrics(view, target, seconds or WATCH_SECONDS if watch else None))
+    view = _view(run, overrides, scheduler, digests)
     if watch:
         raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, as_json))
     look = view.look()
     if as_json:
         print(json.dumps(look.document(), indent=1, allow_nan=False))
     else:
-        _console().print(look.screen())
+        console = _console()
+        console.print(look.screen(console.width))
     raise typer.Exit(look.verdict.exit_code)
 
 
@@ -82,43 +110,47 @@ class Look:
     snapshot: Snapshot
     findings: tuple[Finding, ...]
     verdict: Verdict
-    seconds: float  # how long it took to observe
+    surroundings: Surroundings
 
     def document(self) -> dict[str, object]:
         from tr11ops.report.status_json import status_document
 
-        return status_document(self.snapshot, self.findings, self.verdict)
+        return status_document(self.snapshot, self.findings, self.verdict, self.surroundings)
 
-    def screen(self) -> RenderableType:
+    def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
+        """The screen for a terminal of this size; without a width, for the one that this process has."""
         from tr11ops.report.glyphs import shows_unicode
         from tr11ops.report.status import Screen, render
 
-        width = min(WIDEST, max(NARROWEST, _console().width))
-        screen = Screen(width, shows_unicode(os.environ, _encoding()))
-        return render(self.snapshot, self.findings, self.verdict, screen)
+        wide = min(WIDEST, max(NARROWEST, _console().width if width is None else width))
+        screen = Screen(wide, shows_unicode(os.environ, _encoding()), height=height)
+        return render(self.snapshot, self.findings, self.verdict, screen, self.surroundings)
 
 
 @dataclass(frozen=True)
 class View:
     """What to look at, and through which scheduler; each `look` is a fresh observation."""
 
+    card: RunCard
     directory: RunDirectory
     facts: RunFacts
-    scheduler: Scheduler | Unknown
+    scheduler: Overview | Unknown
     digests: bool
 
     def look(self) -> Look:
         from tr11ops.detect.registry import detect_all
         from tr11ops.observe import observe
+        from tr11ops.report.status_surroundings import see_surroundings
         from tr11ops.verdict import judge
 
-        began = time.monotonic()
         snapshot = observe(self.directory, self.facts, self.scheduler, time.time(), self.digests)
         findings = detect_all(snapshot)
-        return Look(snapshot, findings, judge(snapshot, findings), time.monotonic() - began)
+        surroundings = see_surroundings(self.directory, self.card, snapshot)
+        return Look(snapshot, findings, judge(snapshot, findings), surroundings)
 
 
 def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool) -> View:
+    from tr11ops.cluster.ahead import AskedAhead
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
     from tr11ops.observe import facts_of, scheduler_kind
@@ -129,58 +161,102 @@ def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool
     if kind == "auto":
         recorded = scheduler_kind(directory)
         kind = recorded if recorded in CLUSTERS else kind
-    chosen: Scheduler | Unknown
+    chosen: Overview | Unknown
     try:
-        chosen = choose_scheduler(kind)  # type: ignore[arg-type]  # checked against CLUSTERS above
+        # the commands of a scheduler take their time, and so do our own imports: side by side
+        chosen = AskedAhead(choose_scheduler(kind), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
         chosen = Unknown(f"no {kind} scheduler here: {error}")
-    return View(directory, facts_of(card, run or ""), chosen, digests)
+    return View(card, directory, facts_of(card, run or ""), chosen, digests)
 
 
 def _watch(view: View, seconds: float, as_json: bool) -> int:
     """Look again and again until Ctrl-C; returns the exit code of the last look."""
+    from tr11ops.cli.status_watch import watch_lines, watch_live
+
     console = _console()
-    code = 0
-    looks = _looks(view, seconds)
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
+        return watch_lines(view.look, seconds, as_json, console)
+    return watch_live(view.look, seconds, console)
+
+
+# ----------------------------------------------------------------------------- metrics
+def target_of(text: str) -> Path | tuple[str, int]:
+    """A file, or a host and a port: what is all digits is a port, and so are digits behind a colon without a slash."""
+    host, colon, port = text.rpartition(":")
+    if port.isascii() and port.isdigit() and "/" not in host:
+        if not 0 < int(port) < 65536:
+            raise Refusal(f"--prometheus {text}: a port is between 1 and 65535 (a file of that name: ./{text})", 2)
+        return (host.strip("[]") if colon and host else "127.0.0.1", int(port))
+    path = Path(text)
+    if not text or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise Refusal(f"--prometheus {text}: not a file in a folder that exists, nor a port", exit_code=2)
+    return path
+
+
+def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
+    """Write the metrics once, or every `seconds` until Ctrl-C. A write that fails later is said, and tried again."""
+    from tr11ops.report.prometheus import exposition
+    from trainer.contract import write_atomically
+
+    if path.suffix != ".prom":
+        say(f"tr11: a textfile collector reads only files that end in .prom, which {path.name} does not")
+    code = 3
     try:
-        if as_json or not console.is_terminal or console.is_dumb_terminal:
-            for look in looks:
-                code = look.verdict.exit_code
-                if as_json:
-                    print(json.dumps(look.document(), allow_nan=False), flush=True)
-                else:
-                    console.print(look.screen())
-                    console.print()
-        else:
-            code = _live(console, looks, seconds)
+        while True:
+            began = time.monotonic()
+            look = view.look()
+            code = look.verdict.exit_code
+            try:
+                write_atomically(path, exposition(look.document()))
+            except OSError as error:
+                words = f"{path} could not be written: {error.strerror or error}"
+                if seconds is None:
+                    raise Refusal(words) from None
+                say(f"tr11: {words}")
+            if seconds is None:
+                return code
+            time.sleep(max(seconds, 2 * (time.monotonic() - began)))
     except KeyboardInterrupt:
-        pass
-    return code
+        return code
 
 
-def _live(console: Console, looks: Iterator[Look], seconds: float) -> int:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
+def _serve(view: View, host: str, port: int) -> int:
+    """Serve the metrics until Ctrl-C or SIGTERM."""
+    import signal
 
-    last: Look | None = None
-    hint = Text(f"every {seconds:g} s; Ctrl-C ends", style="dim")
+    from tr11ops.report.prometheus import serve
+
+    over = threading.Event()
+    source = _Source(view)
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            for last in looks:
-                live.update(Group(last.screen(), Text(""), hint), refresh=True)
-    except KeyboardInterrupt:
-        if last is not None:
-            console.print(last.screen())
-    return 0 if last is None else last.verdict.exit_code
+        bound, end = serve(source.document, host, port)
+    except OSError as error:
+        raise Refusal(f"--prometheus {host}:{port} cannot be served: {error.strerror or error}") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    place = f"[{host}]" if ":" in host else host
+    say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
+    over.wait()
+    end()
+    return 0
 
 
-def _looks(view: View, seconds: float) -> Iterator[Look]:
-    """Observations for ever. A slow scheduler is asked less often: the pause is at least twice what a look took."""
-    while True:
-        look = view.look()
-        yield look
-        time.sleep(max(seconds, 2 * look.seconds))
+class _Source:
+    """The document for a scrape; one look at a time, and none sooner than SCRAPE_SECONDS after the last."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._document: dict[str, object] | None = None
+        self._seen = 0.0
+
+    def document(self) -> dict[str, object]:
+        with self._lock:
+            if self._document is None or time.monotonic() - self._seen >= SCRAPE_SECONDS:
+                self._document = self._view.look().document()
+                self._seen = time.monotonic()
+            return self._document
 
 
 def _encoding() -> str:

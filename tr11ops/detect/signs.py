@@ -20,6 +20,7 @@ MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
 
+STARTING_PHASE = "starting"
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 RECENT_STEPS = 100
@@ -228,6 +229,10 @@ def life_of(snapshot: Snapshot, job: Job | None) -> Life | None:
     stepped = step_times(snapshot, names)
     if beats:
         last = max(beats, key=lambda beat: beat.time)
+        between = _between_launches(snapshot, names, max([last.time, *stepped])) if job is not None else None
+        if between is not None:
+            done = max(beat.iteration for beat in beats)
+            return Life(between, STARTING_PHASE, done, bounds.phase_patience(snapshot, STARTING_PHASE), last.job_id)
         patience = {phase: patience_in(snapshot, phase, bool(stepped)) for phase in {beat.phase for beat in beats}}
         slowest = max(beats, key=lambda beat: patience[beat.phase])
         return Life(
@@ -243,6 +248,17 @@ def life_of(snapshot: Snapshot, job: Job | None) -> Life | None:
         newest = known(snapshot.steps, ())[-1].job_id
         return Life(max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest)
     return None
+
+
+def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
+    """When an attempt's last launch ended, if its workers have shown no life since: the next ones are on their way.
+
+    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold an allocation alone.
+    """
+    ends = [end.time for end in known(snapshot.launch_ends, ()) if end.job_id in names]
+    if not ends or max(ends) < last_sign or marker_of(snapshot, names) is not None:
+        return None
+    return max(ends)
 
 
 def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:

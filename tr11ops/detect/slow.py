@@ -20,6 +20,8 @@ NAME = "slow"
 NEEDS = ("jobs", "steps", "phases")
 
 LAST_LINES = 3
+LAST_SECONDS = 60.0  # at least: three quick lines are a hiccup
+MOST_LAST_LINES = 100
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
@@ -44,14 +46,15 @@ class Slowdown:
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Mean and median of the last 3 lines against the median of 100 lines of the same launch, batch and length."""
+    """Mean and median of the last 3 lines, or minute, against 100 lines of the same launch, batch and length."""
     if not signs.active_jobs(snapshot):
         return
     found = slowdown(snapshot)
     if found is None:
         return
     nodes = [node for job in signs.active_jobs(snapshot) for node in job.nodes]
-    shown = ", ".join(f"{value:.4g}" for value in found.last)
+    each = ", ".join(f"{value:.4g}" for value in found.last)
+    shown = each if len(found.last) <= LAST_LINES else f"{fmean(found.last):.4g} on average"
     yield Finding(
         NAME,
         Severity.WARNING,
@@ -77,9 +80,13 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
     """The slowdown of the last lines, or None. Lines beside a save in the background do not count."""
     steps = _beside_no_save(snapshot, series.comparable(snapshot))
     pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
-    if len(pairs) < LEAST_HISTORY + LAST_LINES:
+    pace = signs.seconds_per_iteration(snapshot)
+    if pace is None:
         return None
-    last, before = pairs[-LAST_LINES:], [value for _, value in pairs[:-LAST_LINES]]
+    count = min(MOST_LAST_LINES, max(LAST_LINES, math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))))
+    if len(pairs) < LEAST_HISTORY + count:
+        return None
+    last, before = pairs[-count:], [value for _, value in pairs[:-count]]
     values = tuple(value for _, value in last)
     for end in range(len(before), 0, -HISTORY_LINES):  # older windows too, or a lasting loss would become the usual
         window = before[max(0, end - HISTORY_LINES) : end]

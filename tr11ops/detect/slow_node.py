@@ -6,7 +6,7 @@ What to do: `tr11 nodes check NODE`; when it is bad, `tr11 nodes exclude NODE`, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median_low
+from statistics import median_high
 
 from tr11ops.cluster.base import JobState
 from tr11ops.detect import signs
@@ -46,7 +46,7 @@ def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[
     by_node: dict[str, list[int]] = {}
     for beat in beats:
         by_node.setdefault(beat.host, []).append(beat.iteration)
-    usual = median_low(min(done) for done in by_node.values()) if by_node else 0
+    usual = median_high(min(done) for done in by_node.values()) if by_node else 0
     for node, iterations in by_node.items():
         lag = usual - max(iterations)
         if lag >= BEHIND_ITERATIONS and lag * pace > BEHIND_SECONDS:

@@ -65,7 +65,8 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
             host = batch_host(snapshot, job)
             alone.append(f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {wait:.0f} s")
     dead = [job for job in signs.pending_jobs(snapshot) if signs.is_dead(job)]
-    steps += [Step("cancel", _number(job), f"it can never start: {job.reason}") for job in dead]
+    living = {job.array_id for job in (*signs.active_jobs(snapshot), *signs.pending_jobs(snapshot)) if job not in dead}
+    steps += [Step("cancel", _dead_part(job, living), f"it can never start: {job.reason}") for job in dead]
     for job in signs.pending_jobs(snapshot):
         if not signs.is_held(job):
             continue
@@ -79,6 +80,11 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
     lost = 0 if signs.is_finished(snapshot) else signs.queued_tasks(tuple(dead))
     cancelled = {step.job for step in steps if step.action == "cancel"}
     return Repair(tuple(steps), lost, _last(snapshot, cancelled), tuple(alone))
+
+
+def _dead_part(job: Job, living: set[str | None]) -> str:
+    """What to cancel of a dead job: an array of which another task runs or waits must not be cancelled as a whole."""
+    return job.job_id if job.array_id is not None and job.array_id in living else _number(job)
 
 
 def _last(snapshot: Snapshot, cancelled: set[str]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.cluster.site import SiteRules, read_site
+from tr11ops.cluster.site import SiteRules, keep_site, read_site
 from tr11ops.launch.chain import Chain, choose_chain
 from tr11ops.launch.check import Check, Level, ok, refused, unknown, verdict
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
@@ -115,6 +115,9 @@ def carry_out(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, t
         if again.exit_code or again.plan is None:
             return again, ()
         settle(job.directory, again.facts, job.scheduler, again.plan.tag)
+        site = known(again.facts.site, None)
+        if site is not None:
+            keep_site(job.directory.site, site)
         return again, _submit_chain(job, again, again.plan, why)
 
 

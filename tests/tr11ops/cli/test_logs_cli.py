@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.test_launch_cli import run_directory
-from tr11ops.logtail import BLOCK_BYTES, Follower, Source, follow, tail_offset
+from tests.tr11ops.logs.hub_server import Hub, serving
+from tests.tr11ops.status_cases import record
+from tr11ops.logs.reader import BLOCK_BYTES
+from tr11ops.logs.show import Query
+from tr11ops.logs.sieve import Wanted
+from tr11ops.logtail import Follower, Source, follow
+from tr11ops.rundir import RunDirectory
+from trainer.contract import format_step
+
+LOGS = Path(__file__).parents[2] / "data" / "logs"
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    st.lists(st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"")), max_size=12),
-    st.booleans(),
-    st.integers(0, 14),
-)
-def test_the_tail_is_the_last_lines(lines: list[bytes], ended: bool, count: int) -> None:
-    content = b"\n".join(lines) + (b"\n" if ended and lines else b"")
-    whole = content.split(b"\n")
-    if whole[-1] == b"":
-        whole.pop()
-    with tempfile.TemporaryFile() as stream:
-        stream.write(content)
-        stream.flush()
-        shown = content[tail_offset(stream.fileno(), len(content), count) :]
-    wanted = whole[-count:] if count else []
-    assert shown.split(b"\n")[: len(wanted)] == wanted and len(shown) <= sum(len(line) + 1 for line in wanted)
+def following(sources: Callable[[], Sequence[Source]], count: int, pause: Callable[[], bool]) -> Iterator[str]:
+    """`label line` of what is followed from the last `count` lines on."""
+    return (f"{label} {line}".strip() for label, line in follow(sources, Query(lines=count), pause))
 
 
 def test_a_large_log_is_read_from_its_end(tmp_path: Path) -> None:
@@ -39,7 +34,7 @@ def test_a_large_log_is_read_from_its_end(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.seek(20 << 30)  # sparse: reading it all would never end
         stream.write(b"\nfirst\n" + b"x" * (3 * BLOCK_BYTES) + b"\nlast\n")
-    assert [line[:5] for line in Follower(path).begin(3)] == [b"first", b"xxxxx", b"last"]
+    assert [line[:5] for line in Follower(path, Query(lines=3)).begin()] == ["first", "xxxxx", "last"]
 
 
 def steps(*actions: Callable[[], object]) -> Callable[[], bool]:
@@ -75,8 +70,15 @@ def test_following_survives_everything_that_happens_to_a_file(tmp_path: Path) ->
         lambda: path.write_text("7\n"),
         append(path, "unfinished"),
     )
-    seen = [line for _, line in follow(lambda: [Source("", path)], 1, pause)]
-    assert seen == ["two", "three", "four", "five", "six", "7", "unfinished"]
+    assert list(following(lambda: [Source("", path)], 1, pause)) == [
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "7",
+        "unfinished",
+    ]
 
 
 def test_new_sources_are_followed_from_their_beginning(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_new_sources_are_followed_from_their_beginning(tmp_path: Path) -> None:
     first.write_text("1\n2\n")
     sources = [Source("a", first)]
     pause = steps(lambda: (second.write_text("3\n4\n"), sources.append(Source("b", second))))
-    assert list(follow(lambda: sources, 1, pause)) == [("a", "2"), ("b", "3"), ("b", "4")]
+    assert list(following(lambda: sources, 1, pause)) == ["a 2", "b 3", "b 4"]
 
 
 def logs(bench: LocalBench, *words: str) -> Answer:
@@ -116,10 +118,131 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
     wrong = logs(bench, "--rank", "9")
     assert (
         wrong.code == 2
-        and "--rank 9: there is no such worker in attempt 8; it has ranks 0 to 2, nodes x1, x2" in wrong.err
+        and "--rank 9: no such worker has written anything in attempt 8; there are logs of ranks 0, 1, 2 on nodes x1, x2"
+        in wrong.err
     )
     (directory.paths.attempt("7") / "attempt.json").write_text('{"array_id": "5", "task_id": 3}')
     assert logs(bench, "--rank", "0", "--job", "5_3").out == "job 7 rank 0\n"  # as `tr11 status` names it
     assert logs(bench, "--node", "x9").code == 2
     assert logs(bench, "--rank", "0", "--job", "../8").code == 2
     assert logs(bench, "--rank", "-1").code == 2
+
+
+def test_several_ranks_and_nodes(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    for node, rank in (("x1", 0), ("x1", 1), ("x2", 2), ("x2", 3)):
+        path = directory.worker_log("8", node, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"rank {rank}\n")
+    assert logs(bench, "--rank", "1-2").out == "[rank 1] rank 1\n[rank 2] rank 2\n"
+    assert logs(bench, "--rank", "0,3").out == "[rank 0] rank 0\n[rank 3] rank 3\n"
+    assert logs(bench, "--node", "x1", "--node", "x2", "--rank", "1,2").out == "[rank 1] rank 1\n[rank 2] rank 2\n"
+
+
+def write_main_log(bench: LocalBench) -> RunDirectory:
+    """Two attempts: the second redoes a step; each has one warning."""
+    directory = run_directory(bench)
+    text = ""
+    for job, first in (("7", 1), ("8", 3)):
+        text += f"tr11: attempt {job} launch 1 on 2 nodes: n[1-2]\n"
+        for step in range(first, first + 3):
+            text += f"[default1]:{format_step(record(step))}\n"
+        text += "[2022-05-01 03:56:11] PULSE: small is running for 1:00\n[default0]:x.py:1: UserWarning: careful\n"
+        folder = directory.paths.attempt(job)
+        folder.mkdir(parents=True)
+        (folder / "attempt.json").write_text(json.dumps({"array_id": "5", "task_id": int(job)}))
+    directory.paths.main_log.parent.mkdir(parents=True)
+    directory.paths.main_log.write_text(text)
+    times = (json.dumps({"kind": "step", "time": time.time() - age}) for age in (9000, 8000, 7000, 60, 40, 20))
+    directory.paths.metrics.write_text("\n".join(times) + "\n")
+    return directory
+
+
+def test_parts_of_the_main_log(bench: LocalBench) -> None:
+    write_main_log(bench)
+    assert logs(bench, "--level", "warning").out == "[default0]:x.py:1: UserWarning: careful\n" * 2
+    assert logs(bench, "--level", "WARNING", "-n", "1").out.count("careful") == 1
+    assert [line.split("/")[0].split()[-1] for line in logs(bench, "--grep", "iteration +3").out.splitlines()] == list(
+        "33"
+    )
+    assert logs(bench, "--iterations", "5").out.count("\n") == 3
+    assert "PULSE" not in logs(bench, "--iterations", "5", "--no-pulse").out
+    assert logs(bench, "--attempt", "5_8").out.count("\n") == logs(bench, "--job", "8").out.count("\n") == 6
+    assert "iteration        3/" in logs(bench, "--since", "1h").out.splitlines()[0]
+    assert logs(bench, "--since", "10s").out == ""
+
+
+def test_the_summary(bench: LocalBench) -> None:
+    write_main_log(bench)
+    found = logs(bench, "--summary", "--json").json
+    assert (found["schema"], found["steps"], found["last"]) == (1, 6, 5)
+    assert [start["attempt"] for start in found["starts"]] == ["7", "8"] and found["starts"][1]["redone"] == 1
+    assert "7: first step 1" in logs(bench, "--summary").out
+
+
+def test_another_trainings_log(bench: LocalBench) -> None:
+    assert "960.351" in logs(bench, "--file", str(LOGS / "tr11.txt"), "--iterations", "31219").out
+    assert "9,027 to 9,027" in logs(bench, "--file", str(LOGS / "tr8.txt"), "--summary").out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--level", "loud"], "must be one of debug, info"),
+        (["--iterations", "9:1"], "empty range"),
+        (["--since", "soon"], "is no time"),
+        (["--grep", "("], "not a regular expression"),
+        (["--json"], "--json goes with --summary"),
+        (["--file", "/no/such/log"], "does not exist"),
+        (["--file", "/dev/null"], "is not a regular file"),
+        (["--file", "/x", "--remote", "a/b"], "exclude each other"),
+        (["--summary", "--rank", "0"], "without --rank"),
+        (["--remote", "nonsense"], "give OWNER/NAME"),
+        (["--remote", "a/b..c"], "--remote"),
+        (["--every", "0"], "--every 0"),
+        (["--rank", "x"], "is no list of ranks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bench: LocalBench, words: list[str], told: str) -> None:
+    write_main_log(bench)
+    answer = logs(bench, *words)
+    assert answer.code == 2 and told in answer.err and answer.err.count("\n") == 1
+
+
+def test_an_attempt_that_the_log_does_not_know(bench: LocalBench) -> None:
+    directory = write_main_log(bench)
+    assert "2 launches, but none of this attempt" in logs(bench, "--attempt", "9").err
+    directory.paths.main_log.write_text("no marks\n")
+    assert "does not say where an attempt begins" in logs(bench, "--attempt", "9").err
+
+
+def test_escapes_are_not_printed(bench: LocalBench) -> None:
+    path = run_directory(bench).paths.main_log
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\x1b[2J\x1b[31mred\x1b[0m\r\n")
+    assert logs(bench).out == "red\n"
+
+
+def test_filters_go_on_while_following(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("Traceback (most recent call last):\n")
+    pause = steps(append(path, "  File\n"), append(path, "OSError: x\nusual\n"), append(path, "WARNING: y"))
+    query = Query(Wanted(level=30), lines=40)
+    assert [line for _, line in follow(lambda: [Source("", path)], query, pause)] == [
+        "Traceback (most recent call last):", "  File", "OSError: x", "WARNING: y",
+    ]  # fmt: skip
+
+
+def test_the_copy_on_the_hub(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_notshown")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with serving(Hub(b"one\ntwo\nthree\n")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert bench.tr11("logs", "--remote", "big/logs", "-n", "2").out == "two\nthree\n"
+        assert hub.asked[0][1] == "Bearer hf_notshown"
+        assert "none: no line of a step" in bench.tr11("logs", "--remote", "big/logs", "--summary").out
+        missing = bench.tr11("logs", "--remote", "big/logs/other.txt")
+        assert missing.code == 1 and "404" in missing.err and "notshown" not in missing.err
+        hub.failures = [(503, "")] * 4
+        away = bench.tr11("logs", "--remote", "big/logs")
+        assert away.code == 3 and "nothing may be concluded" in away.err

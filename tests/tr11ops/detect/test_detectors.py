@@ -372,6 +372,12 @@ def test_fixes_are_commands_for_this_run(scheduler: str, card: str, expected: li
     assert [found(given, name)[0].fix for name in ("node-lost", "kill-switch-left-on")] == expected
 
 
+def test_a_command_of_two_words_takes_the_card_after_both() -> None:
+    given_snapshot = with_facts(snapshot(), card="my.toml")
+    assert signs.command(given_snapshot, "nodes check n07") == "tr11 nodes check --run my.toml n07"
+    assert signs.command(given_snapshot, "logs --rank 3") == "tr11 logs --run my.toml --rank 3"
+
+
 def test_a_refused_submission_is_told() -> None:
     lost = Submission("t", None, "slurm", NOW, "ana", "h", "r", "main", "1-10", 48, "hash")
     (finding,) = found(idle(submissions=(lost,)), "down")

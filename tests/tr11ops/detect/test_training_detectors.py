@@ -15,7 +15,7 @@ from tests.tr11ops.status_cases import HOUR, NOW, beats, record, running, snapsh
 from tr11ops.detect import bounds, registry
 from tr11ops.detect.finding import Finding
 from tr11ops.snapshot import Checkpoint, Snapshot, Step
-from tr11ops.training import Event, LogFile, NodeWarning, Phase
+from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase
 from tr11ops.verdict import Word, judge
 from trainer.contract import Heartbeat, StepRecord
 
@@ -171,6 +171,25 @@ def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
     assert bounds.first_step_patience(seen) == 5 * first
 
 
+def test_between_two_launches_nobody_hangs() -> None:
+    """The workers of the first launch are gone, by the controller's record; those of the next take their time to begin."""
+    course = at(250, pace=1.0)
+    ended = (LaunchEnd("2001", 1, course.clock + 3.0),)
+    seen = later(course, 500, launch_ends=ended)
+    assert findings(seen) == []
+    assert (
+        judge(seen, registry.detect_all(seen)).why
+        == "job 1000_1 on 2 nodes: starting, last sign of life 8 min 17 s ago"
+    )
+    assert names(later(course, 500)) == ["hung"]
+    patience = bounds.phase_patience(seen, "starting")
+    assert "while starting" in only(later(course, patience + 4, launch_ends=ended), "hung").title
+    alive = later(course, 500, launch_ends=(LaunchEnd("2001", 1, course.clock - 3.0),))
+    assert names(alive) == ["hung"], "these are of a later launch"
+    gone = dataclasses.replace(seen, jobs=())
+    assert judge(gone, registry.detect_all(gone)).word is Word.DOWN, "without an allocation there is no next launch"
+
+
 def test_ranks_that_live_and_finish_nothing_stall() -> None:
     course = at(250)
     waiting = tuple(
@@ -248,6 +267,13 @@ def test_a_single_slow_iteration_is_not_a_slow_training() -> None:
     assert findings(at(700, begin=401, change=slower(699, 0.5)).see()) != [], "two of three are"
 
 
+def test_quick_iterations_are_slow_when_they_were_for_a_minute() -> None:
+    assert findings(at(700, begin=401, pace=1.0, change=slower(675, 0.8)).see()) == []
+    finding = only(at(700, begin=401, pace=1.0, change=slower(640, 0.8)).see(), "slow")
+    assert finding.evidence[0].startswith("TFLOPs of iterations 653 to 700: 11")
+    assert finding.evidence[0].endswith(" on average")
+
+
 def test_a_machine_shared_with_others_is_never_steady() -> None:
     """Where lines differ by 15 % anyway, 10 % less is noise."""
     course = at(700, begin=401, noise=0.15, change=slower(690, 0.9))
@@ -274,6 +300,8 @@ def test_a_node_that_is_behind_is_named() -> None:
     finding = only(course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=697)), "slow-node")
     assert (finding.subject, finding.fix) == ("n02", "tr11 nodes check n02")
     assert finding.evidence == ("its 4 ranks are at iteration 697, the others at 700",)
+    of_two = at(700, begin=401)
+    assert only(of_two.see(heartbeats=moved(of_two, {4, 5, 6, 7}, iteration=697)), "slow-node").subject == "n02"
     assert findings(course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=699))) == []
     assert findings(course.see(heartbeats=moved(course, {4}, iteration=690))) == [], "one rank is not a node"
 

@@ -48,6 +48,18 @@ def test_a_dead_rest_of_an_array_keeps_its_number_of_tasks() -> None:
     assert steps(repair) == [("cancel", "1000")] and (repair.resubmit, repair.after) == (4, None)
 
 
+def test_the_task_that_runs_survives_the_dead_rest_of_its_array() -> None:
+    repair = plan_repair(snapshot(jobs=(running(), pending((8, 9), reason=DEAD))), ())
+    assert steps(repair) == [("cancel", "1000_[8-9%1]")] and (repair.resubmit, repair.after) == (2, "1000")
+
+
+def test_a_task_that_can_start_survives_the_dead_one_of_its_array() -> None:
+    repair = plan_repair(
+        snapshot(jobs=(pending((8,), job_id="1000_8", reason=DEAD), pending((9,), job_id="1000_9"))), ()
+    )
+    assert steps(repair) == [("cancel", "1000_8")]
+
+
 @pytest.mark.parametrize(
     ("held", "reason", "switch", "expected", "words"),
     [

@@ -1,0 +1,179 @@
+"""The rows around the training, and the plain answer: what is not used has no row, what is unknown is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, running, snapshot, with_facts
+from tr11ops.alerts.book import Alert
+from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.crontab.state import JobState
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.registry import detect_all
+from tr11ops.filesystems.history import Usage
+from tr11ops.operation import CopyStatus, FilesystemRule
+from tr11ops.report.status_answer import Answer, answer
+from tr11ops.report.status_care import alerts, copies, filesystems, nodes, periodic
+from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
+from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown
+from tr11ops.verdict import Verdict, Word, judge
+
+HEALTHY = Verdict(Word.HEALTHY, "it trains")
+
+
+def alert(detector: str = "stalled", subject: str = "1000_7", **changes: Any) -> Alert:
+    values: dict[str, Any] = {
+        "fingerprint": fingerprint(detector, subject), "detector": detector, "subject": subject,
+        "severity": Severity.CRITICAL, "title": "job 1000_7 stands still", "evidence": (), "fix": "",
+        "runbook": "stalled.md", "began": NOW - HOUR, "opened": NOW - HOUR, "last_seen": NOW,
+    }  # fmt: skip
+    return Alert(**{**values, **changes})
+
+
+def cron_job(name: str = "pulse", **changes: Any) -> JobState:
+    values: dict[str, Any] = {
+        "name": name, "way": "daemon", "host": "login1", "started": NOW - 600, "ended": NOW - 590, "exit_code": 0,
+        "message": "", "interval_seconds": HOUR, "runs": 9, "failures_in_a_row": 0, "next_due": NOW + 3000,
+    }  # fmt: skip
+    return JobState(**{**values, **changes})
+
+
+def asked_for(given: Snapshot, **changes: Any) -> Snapshot:
+    """The same run, whose card asks for more."""
+    return with_facts(given, operation=dataclasses.replace(given.run.operation, **changes))
+
+
+# ----------------------------------------------------------------------------- may I sleep?
+FAULT = Finding("stalled", Severity.CRITICAL, "job 1000_7 stands still", "1000_7")
+REMARK = Finding("chain-end", Severity.WARNING, "one task is left", "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "open_alerts", "may_sleep", "words"),
+    [
+        (HEALTHY, (), (), True, "You may sleep"),
+        (HEALTHY, (REMARK, REMARK), (), True, "2 warnings can wait"),
+        (HEALTHY, (FAULT,), (), False, "a person is needed"),
+        (HEALTHY, (FAULT,), (alert(),), False, "a person is needed"),
+        (HEALTHY, (FAULT,), (alert(acknowledged_by="ben"),), False, "ben has it"),
+        (HEALTHY, (FAULT,), (alert(acknowledged_by="ben", owner="eva"),), False, "eva has it"),
+        (HEALTHY, (FAULT, REMARK), (alert("other", owner="eva"),), False, "a person is needed"),
+        (HEALTHY, (), (alert(),), False, "nobody has it"),
+        (HEALTHY, (), (alert(owner="eva"),), True, "You may sleep"),
+        (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
+        (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
+        (Verdict(Word.DOWN, "it is down"), (), (), False, "a person is needed"),
+        (Verdict(Word.STOPPED, "somebody stopped it"), (), (), True, "You may sleep"),
+        (Verdict(Word.UNKNOWN, "nobody answers"), (FAULT,), (), None, "cannot be told"),
+    ],
+)
+def test_the_answer(
+    verdict: Verdict,
+    findings: tuple[Finding, ...],
+    open_alerts: Observed[tuple[Alert, ...]],
+    may_sleep: bool | None,
+    words: str,
+) -> None:
+    found = answer(verdict, findings, open_alerts)
+    assert isinstance(found, Answer)
+    assert found.may_sleep is may_sleep
+    assert words in found.text
+
+
+def test_the_healthy_run_lets_sleep_and_the_lost_one_does_not() -> None:
+    for given, expected in ((snapshot(), True), (idle(), False)):
+        findings = detect_all(given)
+        assert answer(judge(given, findings), findings, ()).may_sleep is expected
+
+
+# ----------------------------------------------------------------------------- nodes
+def test_spares_are_what_is_held_and_not_launched_on() -> None:
+    named = tuple(f"n{number:02d}" for number in range(1, 53))
+    given = snapshot(jobs=(running(nodes=named, node_count=52),), exclusions=(Exclusion("n03", "Xid 79"),))
+    launched = tuple(name for name in named if name not in {"n03", "n50", "n51", "n52"})
+    assert node_use(given, Surroundings(launch_nodes=launched)) == NodeUse(48, 3, 1)
+    assert node_use(given, Surroundings()) == NodeUse(48, 4, 1)
+    assert node_use(given, Surroundings(launch_nodes=Unknown("unreadable"))) == NodeUse(48, 4, 1)
+    ((label, text, _),) = nodes(given, Surroundings(launch_nodes=launched))
+    assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79)")
+    assert node_use(snapshot(jobs=Unknown("away")), Surroundings()) is None
+    ((_, text, _),) = nodes(idle(exclusions=Unknown("unreadable")), Surroundings())
+    assert text == "none held; excluded: unknown"
+
+
+# ----------------------------------------------------------------------------- copies
+def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
+    done = snapshot(backup=CopyStatus(NOW - HOUR, 31000), sync=CopyStatus(NOW - 60))
+    assert list(copies(done)) == []
+    ((label, text, style),) = copies(asked_for(done, archive_interval=1000, sync_seconds=3600.0))
+    assert (label, text, style) == ("copies", "backup of step 31000 1 h 00 min ago; sync 1 min ago", "")
+    ((_, text, style),) = copies(asked_for(snapshot(), archive_interval=1000))
+    assert (text, style) == ("backup never yet", "yellow")
+    ((_, text, style),) = copies(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000))
+    assert (text, style) == ("backup unknown", "magenta")
+
+
+# ----------------------------------------------------------------------------- file systems
+def look(name: str, share: float, age: float = 600.0, inodes: float = 10.0) -> Usage:
+    used = {"bytes_used": share, "bytes_limit": 100.0, "inodes_used": inodes, "inodes_limit": 100.0}
+    return Usage(NOW - age, name, "df", f"/{name}", **used)
+
+
+def test_the_fullest_file_system_and_when_it_is_full() -> None:
+    grows = [look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)]
+    given = snapshot(usage=(*grows, look("STORE", 50.0, inodes=95.0, age=DAY)))
+    ((label, text, style),) = filesystems(given)
+    assert (label, text, style) == ("disks", "STORE 95 % of inodes (fullest of 2); 1 d 0 h ago", "yellow")
+    ((_, text, style),) = filesystems(snapshot(usage=tuple(grows)))
+    assert text.startswith("SCRATCH 80 % of bytes, full in 19 d 23 h")
+    assert style == ""
+    rule = FilesystemRule("SCRATCH", bytes_percent=75.0)
+    ((_, _, style),) = filesystems(asked_for(snapshot(usage=tuple(grows)), filesystems=(rule,)))
+    assert style == "yellow"
+
+
+def test_file_systems_that_nobody_asked_for_have_no_row() -> None:
+    assert list(filesystems(snapshot())) == []
+    assert list(filesystems(snapshot(usage=Unknown("unreadable")))) == []
+    wanted = asked_for(snapshot(), filesystems=(FilesystemRule("SCRATCH"),))
+    assert [text for _, text, _ in filesystems(wanted)] == ["not looked at yet (tr11 fs-watchdog)"]
+    hidden = dataclasses.replace(wanted, usage=Unknown("unreadable"))
+    assert [text for _, text, _ in filesystems(hidden)] == ["unknown"]
+
+
+# ----------------------------------------------------------------------------- periodic jobs
+def test_periodic_jobs_are_alive_late_or_failing() -> None:
+    assert list(periodic(snapshot())) == []
+    ((label, text, style),) = periodic(snapshot(periodic_jobs=(cron_job(), cron_job("digest", next_due=NOW + 9000))))
+    assert (label, text, style) == ("periodic", "2 jobs alive, last pulse 10 min ago; next pulse in 50 min", "")
+    late = cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR)
+    failing = cron_job("filesystems", failures_in_a_row=3, message="df: no such path")
+    ((_, text, style),) = periodic(snapshot(periodic_jobs=(cron_job("digest"), late, failing)))
+    assert text == "pulse late by 5 h 00 min; filesystems failed 3 times: df: no such path"
+    assert style == "red"
+    assert list(periodic(asked_for(snapshot(periodic_jobs=(late,)), periodic_jobs=("digest",)))) == []
+
+
+# ----------------------------------------------------------------------------- alerts
+def test_every_open_alert_says_who_has_it() -> None:
+    seen = (
+        alert(),
+        alert("disk", owner="eva"),
+        alert("slow", severity=Severity.WARNING, acknowledged_by="ben"),
+        alert("spike", snoozed_until=NOW + HOUR),
+    )
+    shown = [text for _, text, _ in alerts(snapshot(), seen)]
+    assert shown[0].endswith(f"since 1 h 00 min; nobody has it: tr11 alerts ack {seen[0].fingerprint}")
+    assert [text.rpartition("; ")[2] for text in shown[1:]] == ["eva has it", "ben has it", "snoozed for 1 h 00 min"]
+    many = tuple(alert(f"d{number}") for number in range(9))
+    assert [text for _, text, _ in alerts(snapshot(), many)][-1] == "and 4 more (tr11 alerts list)"
+
+
+def test_no_alert_means_something_only_where_somebody_looks() -> None:
+    assert [text for _, text, _ in alerts(snapshot(), ())] == ["none open; no watchdog runs (tr11 cron)"]
+    assert [text for _, text, _ in alerts(snapshot(periodic_jobs=(cron_job(),)), ())] == ["none open"]
+    assert [text for _, text, _ in alerts(snapshot(periodic_jobs=Unknown("away")), ())] == ["none open"]
+    assert [text for _, text, _ in alerts(snapshot(), Unknown("unreadable"))] == ["unknown: unreadable"]

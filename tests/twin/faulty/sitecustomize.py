@@ -1,0 +1,65 @@
+"""Makes the stand-in training really ill, while it runs and for as long as a file says so; read by every Python at start.
+
+Only a process of a stand-in training whose environment names the file is touched. The file is JSON:
+
+waits: an attempt's number; it waits for its data from the next step on
+slow: {node: factor}; a step takes so many times longer there
+ahead: {node: seconds}; the clock there is ahead
+spike: an iteration; from it on loss and gradient are wild, unless the card passes over the data
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "TR11_TEST_FAULTS"
+MODULE = "tr11ops.twin.stand_in"
+
+
+def faults() -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def wrap(worker: Any) -> None:
+    """Put the faults between the stand-in and its own functions."""
+    node = os.environ.get("SLURMD_NODENAME", "")
+    right_time, agree, log, let_pass = time.time, worker.Switches.agree, worker.StandIn._log, worker.StandIn._pass
+    record = worker.StepRecord
+
+    def wrong_time() -> float:
+        return right_time() + float(faults().get("ahead", {}).get(node, 0.0))
+
+    def agree_or_wait(self: Any, iteration: int, trained: bool, save_is_due: bool = False, waits: bool = False) -> Any:
+        told = faults().get("waits") == os.environ.get("SLURM_JOB_ID")
+        return agree(self, iteration, trained, save_is_due, waits or (told and trained))
+
+    def pass_slowly(self: Any, seconds: float, phase: str) -> None:
+        factor = float(faults().get("slow", {}).get(node, 1.0)) if phase == "training" else 1.0
+        let_pass(self, seconds * factor, phase)
+
+    def log_wildly(self: Any, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
+        first = faults().get("spike")
+        wild = first is not None and self.progress.iteration >= first and not self.config.data.skip_ranges
+        if wild:  # some lines have a number, and show the spike
+            loss = math.nan if self.progress.iteration % 10 else 40.0
+        worker.StepRecord = lambda **values: record(**{**values, "grad_norm": 500.0 if wild else values["grad_norm"]})
+        log(self, total, samples, length, loss, seconds)
+
+    time.time = wrong_time
+    worker.Switches.agree, worker.StandIn._pass, worker.StandIn._log = agree_or_wait, pass_slowly, log_wildly
+
+
+if os.environ.get(VARIABLE) and MODULE in sys.orig_argv:
+    from tr11ops.twin.stand_in import worker as stand_in
+
+    wrap(stand_in)

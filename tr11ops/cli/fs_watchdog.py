@@ -1,0 +1,174 @@
+"""`tr11 fs-watchdog`: how full the card's file systems are, when they will be full, and whose files nobody can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, is_terminal, read_card, say
+
+if TYPE_CHECKING:
+    from tr11ops.filesystems.history import Usage
+    from tr11ops.filesystems.look import Look
+    from tr11ops.filesystems.report import Report
+    from tr11ops.runcard import RunCard
+    from tr11ops.rundir import RunDirectory
+
+RIGHTS_SECONDS = 300.0  # for the walk over the run's files
+DAILY_HOURS = 24
+TIME_SHARE = 0.75  # of the periodic job's time limit that the slow sources may take
+
+
+def fs_watchdog(
+    *,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+    no_email: Annotated[
+        bool, typer.Option("--no-email", help="Tell it here alone: the alerts are left as they are.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", "-d", help="Show every measure, not only what is wrong.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be asked; ask nothing and keep nothing.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="MINUTES", help="For `du`. Default: 3/4 of the periodic job's limit."),
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Are the file systems getting full? Asks each [[filesystems]] table's source and keeps a sample of it.
+
+    Exit code 0: none is full; 1: one is; 2: wrong usage; 3: nothing could be observed.
+
+    [bold]Examples[/bold]
+
+      tr11 fs-watchdog --debug
+
+      tr11 fs-watchdog --no-email --json
+    """
+    from tr11ops.filesystems.report import lines, value
+    from tr11ops.logs.lines import plain
+
+    if timeout is not None and not 0 < timeout <= 10_080:
+        raise Refusal(f"--timeout {timeout:g}: must be above 0 and at most 10080 minutes", exit_code=2)
+    card = read_card(run, overrides)
+    if dry_run:
+        _show_plan(card, as_json)
+        return
+    directory = directory_of(card)
+    report, looks = _report(card, directory, seconds_of(card, timeout))
+    kept = _keep(directory, looks, report.time)
+    if as_json:
+        typer.echo(json.dumps({**value(report), "kept": not kept}, indent=1))
+    else:
+        for line in lines(report, debug):
+            typer.echo(plain(line))
+    if kept:
+        say(kept)
+    if not no_email and directory.exists:
+        for note in _alert(directory, card, looks, report.time, run or ""):
+            say(note)
+    raise typer.Exit(report.exit_code)
+
+
+def seconds_of(card: RunCard, minutes: float | None) -> float:
+    """What `du` may take: within the time limit of the periodic job that this is part of."""
+    from tr11ops.slurm_syntax import parse_time_limit
+
+    if minutes is not None:
+        return 60.0 * minutes
+    cron = card.cron
+    return TIME_SHARE * parse_time_limit(
+        cron.daily_time_limit if cron.filesystem_hours >= DAILY_HOURS else cron.hourly_time_limit
+    )
+
+
+def _report(card: RunCard, directory: RunDirectory, seconds: float) -> tuple[Report, tuple[Look, ...]]:
+    from tr11ops.filesystems.history import read_usage
+    from tr11ops.filesystems.look import look_at
+    from tr11ops.filesystems.report import judge
+    from tr11ops.filesystems.rights import read_drift
+    from tr11ops.filesystems.runner import NicedRunner
+    from tr11ops.observe import facts_of
+    from tr11ops.snapshot import known
+
+    now = time.time()
+    with _waiting(f"asking {len(card.filesystems)} file systems"):
+        looks = look_at(card.filesystems, NicedRunner(os.environ), now, seconds)
+    rules = facts_of(card).operation.filesystems
+    report = judge(card.run.name, rules, looks, known(read_usage(directory), ()), now)
+    if directory.exists:
+        with _waiting("looking at the rights of the run's files"):
+            report = replace(report, drift=read_drift(directory.root, min(seconds, RIGHTS_SECONDS), time.monotonic))
+    return report, looks
+
+
+def _keep(directory: RunDirectory, looks: tuple[Look, ...], now: float) -> str:
+    """Append the samples; returns why they could not be kept, "" when they were. A full disk must still be told."""
+    from tr11ops.filesystems.history import append_usage
+
+    samples = _samples(looks)
+    if not samples:
+        return ""
+    if not directory.exists:
+        return f"{directory.root} is not there: this look is not kept for the forecast"
+    try:
+        append_usage(directory, samples, now)
+    except OSError as error:
+        return f"this look could not be kept for the forecast: {error.filename or ''}: {error.strerror or error}"
+    return ""
+
+
+def _alert(directory: RunDirectory, card: RunCard, looks: tuple[Look, ...], now: float, typed: str) -> tuple[str, ...]:
+    """Hand the samples to the alerts; returns what went wrong there."""
+    samples = _samples(looks)
+    if not samples:
+        return ()
+    from tr11ops.filesystems.alerting import alert
+
+    return alert(directory, card, samples, now, typed).notes
+
+
+def _samples(looks: tuple[Look, ...]) -> list[Usage]:
+    from tr11ops.snapshot import Unknown
+
+    return [look.usage for look in looks if not isinstance(look.usage, Unknown)]
+
+
+def _show_plan(card: RunCard, as_json: bool) -> None:
+    from shlex import join
+
+    from tr11ops.filesystems.look import SOURCES
+    from tr11ops.filesystems.reading import SourceError
+
+    plan: dict[str, list[str]] = {}
+    for section in card.filesystems:
+        try:
+            plan[section.name] = [join(command) for command in SOURCES[section.source].commands(section)]
+        except SourceError as error:
+            raise Refusal(f"[[filesystems]] {section.name}: {error}", exit_code=2) from None
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "dry_run": True, "commands": plan}, indent=1))
+        return
+    for name, commands in plan.items():
+        typer.echo("\n".join(f"{name}: would run {command}" for command in commands))
+    typer.echo("nothing was asked, nothing was kept (--dry-run)")
+
+
+@contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """A sign that something goes on, where a person looks: du may take hours."""
+    if not is_terminal():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield

@@ -1,0 +1,133 @@
+"""What `tr11 logs` prints: a log's lines as the output can carry them, a log's summary, the copy on the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tr11ops.cli.common import Refusal, is_terminal, say
+
+if TYPE_CHECKING:
+    from tr11ops.logs.reader import Reader
+    from tr11ops.logs.show import Query
+
+REMOTE_PATH = "logs/main/main_log.txt"
+UNOBSERVED = 3
+LARGE_BYTES = 64 << 20
+
+
+def print_line(line: str, flush: bool) -> None:
+    from tr11ops.logs.lines import coloured, plain
+
+    keeps_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = coloured(line) if keeps_colours else plain(line)
+    sys.stdout.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def no_attempt(attempt: str | None, launches: int) -> Refusal:
+    if not launches:
+        return Refusal(f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2)
+    return Refusal(f"--attempt {attempt}: the log has {launches} launches, but none of this attempt", exit_code=2)
+
+
+def show_summary(path: Path, as_json: bool) -> None:
+    from tr11ops.logs.reader import FileReader
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        print_summary(FileReader(descriptor), os.fstat(descriptor).st_size, str(path), as_json)
+    finally:
+        os.close(descriptor)
+
+
+def print_summary(reader: Reader, size: int, name: str, as_json: bool) -> None:
+    from tr11ops.logs.summary import summarise
+    from tr11ops.logs.summary_text import lines, value
+
+    with _progress(size) as advance:
+        found = summarise(reader, size, advance)
+    if as_json:
+        typer.echo(json.dumps(value(found, name), indent=1, default=str))
+        return
+    for line in lines(found, name):
+        print_line(line, flush=False)
+
+
+@contextmanager
+def _progress(size: int) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes read, where a person looks and it takes a while."""
+    if not is_terminal() or size < LARGE_BYTES:
+        yield lambda position: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=size)
+        yield lambda position: bar.update(task, completed=position)
+
+
+# ----------------------------------------------------------------------------- the copy on the hub
+def show_remote(repository: str, query: Query, every: float | None, summary: bool, as_json: bool) -> None:
+    """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
+    from dataclasses import replace
+
+    from tr11ops.logs.remote import Patience, RemoteAway, RemoteFollower, RemoteLog, RemoteRefused
+    from tr11ops.logs.show import NoSuchAttempt
+
+    address, token = _address(repository)
+    patience = Patience(time.sleep, say)
+    if every is not None:
+        patience = replace(patience, tries=None, longest=every)
+    log = RemoteLog(address, token, patience)
+    try:
+        if summary:
+            print_summary(log, log.size(), repository, as_json)
+            return
+        follower = RemoteFollower(log, query, say)
+        for line in follower.begin():
+            print_line(line, flush=False)
+        while every is not None:
+            sys.stdout.flush()
+            time.sleep(every)
+            for line in follower.more():
+                print_line(line, flush=False)
+        for line in follower.unfinished():
+            print_line(line, flush=False)
+    except RemoteRefused as error:
+        raise Refusal(f"--remote {repository}: {error}") from None
+    except RemoteAway as error:
+        raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
+    except NoSuchAttempt as error:
+        raise no_attempt(query.wanted.attempt, error.launches) from None
+
+
+def _address(repository: str) -> tuple[str, str | None]:
+    """Where the log lies, and the token to show there. Raises Refusal."""
+    from huggingface_hub import constants, get_token, hf_hub_url
+    from huggingface_hub.errors import HFValidationError
+
+    words = repository.strip("/").split("/")
+    kind = {"datasets": "dataset", "models": "model"}.get(words[0])
+    owner = words[1:] if kind else words
+    if len(owner) < 2 or not all(owner):
+        raise Refusal(f"--remote {repository!r}: give OWNER/NAME, or OWNER/NAME/PATH of another log", exit_code=2)
+    if constants.HF_HUB_OFFLINE:
+        raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    try:
+        address = hf_hub_url("/".join(owner[:2]), "/".join(owner[2:]) or REMOTE_PATH, repo_type=kind, endpoint=endpoint)
+    except HFValidationError as error:
+        raise Refusal(f"--remote {repository!r}: {str(error).splitlines()[0]}", exit_code=2) from None
+    return address, get_token()

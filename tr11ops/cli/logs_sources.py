@@ -1,0 +1,115 @@
+"""Which files `tr11 logs` reads: the run's log, another one, or workers' logs of an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.cli.common import Refusal
+
+if TYPE_CHECKING:
+    from tr11ops.logtail import Source
+    from tr11ops.rundir import RunDirectory
+
+
+def only(path: Path) -> Callable[[], Sequence[Source]]:
+    from tr11ops.logtail import Source
+
+    sources = [Source("", path)]
+    return lambda: sources
+
+
+def existing(path: Path | None) -> Path:
+    """A file that can be read from any place. Raises Refusal."""
+    if path is None or not path.is_file():
+        what = "is not a regular file" if path is not None and path.exists() else "does not exist"
+        raise Refusal(f"--file {path}: {what}", exit_code=2)
+    return path
+
+
+def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool) -> Path:
+    """The log that a summary is of. Raises Refusal."""
+    if has_workers:
+        raise Refusal("--summary is of the main log or of --file: without --rank and --node", exit_code=2)
+    if directory is None:
+        return existing(file)
+    if not directory.paths.main_log.exists():
+        raise Refusal(f"{directory.paths.main_log} does not exist yet: this run has not started")
+    return directory.paths.main_log
+
+
+def ranks_of(text: str | None) -> frozenset[int] | None:
+    from tr11ops.logs.moments import numbers
+
+    try:
+        return None if text is None else numbers(text)
+    except ValueError as error:
+        raise Refusal(f"--rank {text!r}: {error}", exit_code=2) from None
+
+
+def workers(
+    directory: RunDirectory, ranks: frozenset[int] | None, nodes: frozenset[str], attempt: str | None
+) -> Callable[[], Sequence[Source]]:
+    """What to read, found anew each time it is asked: later attempts bring new files."""
+    from tr11ops.logtail import Source
+
+    is_one = ranks is not None and len(ranks) == 1
+
+    def find() -> list[Source]:
+        attempts = [attempt] if attempt is not None else directory.attempt_ids()
+        for number in reversed(attempts):  # the newest attempt that has such a worker
+            found = [
+                Source("" if is_one else f"[rank {worker}]", path)
+                for name, worker, path in directory.worker_logs(number)
+                if (ranks is None or worker in ranks) and (not nodes or name in nodes)
+            ]
+            if found:
+                return found
+        return []
+
+    return find
+
+
+def attempt_named(directory: RunDirectory, attempt: str) -> str:
+    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
+    for number in reversed(directory.attempt_ids()):
+        if attempt in {number, _label(directory, number)}:
+            return number
+    return attempt
+
+
+def _label(directory: RunDirectory, attempt: str) -> str:
+    from trainer.contract import read_json
+
+    try:
+        record = read_json(directory.paths.attempt(attempt) / "attempt.json")
+    except (OSError, ValueError):
+        return attempt
+    array, task = (record.get(key) for key in ("array_id", "task_id")) if isinstance(record, dict) else (None, None)
+    return f"{array}_{task}" if array is not None and task is not None else attempt
+
+
+def require_workers(
+    directory: RunDirectory, found: Sequence[Source], rank: str | None, node: Sequence[str] | None, attempt: str | None
+) -> None:
+    """Say clearly when there is nothing to read. Raises Refusal."""
+    if found:
+        return
+    attempts = [attempt] if attempt is not None else reversed(directory.attempt_ids())
+    newest = next((number for number in attempts if any(directory.worker_logs(number))), None)
+    if newest is None:
+        raise Refusal(f"no worker has written a log{f' in attempt {attempt}' if attempt else ''} yet")
+    known = list(directory.worker_logs(newest))
+    ranks = _first_few([str(number) for _, number, _ in known])
+    nodes = _first_few(sorted({name for name, _, _ in known}))
+    words = [*([f"--rank {rank}"] if rank is not None else []), *(f"--node {name}" for name in node or ())]
+    raise Refusal(
+        f"{' '.join(words)}: no such worker has written anything in attempt {_label(directory, newest)}; "
+        f"there are logs of ranks {ranks} on nodes {nodes}",
+        exit_code=2,
+    )
+
+
+def _first_few(words: Sequence[str]) -> str:
+    return ", ".join([*words[:8], *(["..."] if len(words) > 8 else [])])

@@ -1,0 +1,166 @@
+"""`tr11 pulse`: one look by the watchdog, which tells, and acts where the run card or `--act` allows it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    directory_of,
+    read_card,
+    say,
+)
+from tr11ops.cli.stopping import DryRunOption
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.pulse import Hands, Pulse
+    from tr11ops.snapshot import Unknown
+
+PULSE_SCHEMA = 1
+LOOK_SECONDS = 12.0  # a controller that is silent for longer is away: the pass must not wait for it
+CLUSTERS = ("slurm", "local", "auto")
+
+
+def pulse(
+    *,
+    run: RunOption = None,
+    act: Annotated[
+        bool | None,
+        typer.Option("--act/--no-act", help="Act within the card's budgets, or only tell. Default: watch.act."),
+    ] = None,
+    no_email: Annotated[
+        bool, typer.Option("--no-email", help="Alert nobody; the log is written all the same.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """One look by the watchdog: a line in the run's log, alerts, and, with --act, what mends the run.
+
+    It resubmits what is gone, cancels what holds nodes for nothing, excludes lost nodes, and mends a dead queue. It
+    does nothing on what it could not see, against a kill switch or a pause, or beyond a day's budget.
+
+    Exit code 0: nobody needs to get up; 1: a person is needed; 2: wrong usage; 3: it could not be observed.
+
+    [bold]Examples[/bold]
+
+      tr11 pulse
+
+      tr11 pulse --act --no-email
+
+      tr11 pulse --dry-run --act --json
+    """
+    from tr11ops.journal import user_name
+    from tr11ops.pulse import Run, take_pulse
+
+    if scheduler not in CLUSTERS:
+        raise Refusal(f"--scheduler {scheduler!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+    card = read_card(run, overrides)
+    directory = directory_of(card)
+    eye, hand = _edges(directory, scheduler)
+    allowed = card.watch.act if act is None else act
+    hands = _hands(run, overrides, hand) if allowed and hand is not None else None
+    result = take_pulse(Run(card, directory, eye, user_name(), run or ""), hands, email=not no_email, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(document(result, dry_run), indent=1, allow_nan=False))
+    else:
+        for line in result.lines:
+            typer.echo(line)
+    for note in result.notes:
+        say(f"tr11: {note}")
+    if dry_run:
+        say("nothing was written, sent or changed (--dry-run)")
+    raise typer.Exit(result.verdict.exit_code)
+
+
+def _edges(directory: Any, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
+    """The edge that looks, which gives up soon, and the one that acts; None where there is no scheduler."""
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.cluster.select import choose_scheduler
+    from tr11ops.cluster.slurm import SlurmScheduler
+    from tr11ops.observe import scheduler_kind
+    from tr11ops.snapshot import Unknown
+
+    recorded = scheduler_kind(directory) if kind == "auto" else None
+    wanted = recorded if recorded in CLUSTERS else kind
+    try:
+        hand = choose_scheduler(wanted)  # type: ignore[arg-type]  # checked against CLUSTERS
+    except (SchedulerError, OSError) as error:
+        return Unknown(f"no {wanted} scheduler here: {error}"), None
+    return (SlurmScheduler(timeout_seconds=LOOK_SECONDS) if hand.name == "slurm" else hand), hand
+
+
+def _hands(run: str | None, overrides: list[str] | None, hand: Scheduler) -> Hands:
+    from tr11ops.cli.launch import prepare
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.launch.session import LaunchJob
+    from tr11ops.pulse import Hands
+    from tr11ops.runcard import CardError
+
+    def launch(array: str, after: str | None) -> LaunchJob:
+        try:
+            return prepare(run, overrides or [], hand.name, array=array, after=after)
+        except (CardError, Refusal) as error:  # the card has changed since the look, or its array is none
+            raise SchedulerError(" ".join(str(error).split())) from None
+
+    return Hands(hand, launch)
+
+
+def document(result: Pulse, dry_run: bool) -> dict[str, Any]:
+    """The JSON document; its keys are described in docs/pulse.md."""
+    from tr11ops.report.status_json import status_document
+
+    status = status_document(result.snapshot, result.findings, result.verdict)
+    begun = {id(one.action): one for one in result.done}
+    return {
+        "schema": PULSE_SCHEMA,
+        "time": status["time"],
+        "run": status["run"],
+        "verdict": result.verdict.word.value,
+        "why": result.verdict.why,
+        "state": result.state.value,
+        "exit_code": result.verdict.exit_code,
+        "observed": result.observed,
+        "lines": list(result.lines),
+        "remarks": [{"state": remark.state.value, "text": remark.text} for remark in result.told],
+        "findings": status["findings"],
+        "unknown": status["unknown"],
+        "acts": result.acts,
+        "dry_run": dry_run,
+        "actions": [
+            {
+                "action": action.name,
+                "subject": action.subject,
+                "why": action.why,
+                "evidence": list(action.evidence),
+                "undo": action.undo,
+                "result": begun[id(action)].result.value if id(action) in begun else None,
+                "message": begun[id(action)].message if id(action) in begun else None,
+            }
+            for action in result.plan.actions
+        ],
+        "withheld": list(result.plan.withheld),
+        "settled": [
+            {"action": deed.action, "subject": deed.subject, "result": deed.result.value, "message": deed.message}
+            for deed in result.settled
+        ],
+        "alerts": None
+        if result.alerts is None
+        else {
+            "open": len(result.alerts.open),
+            "messages": len(result.alerts.messages),
+            "suppressed": result.alerts.suppressed,
+            "sent": result.alerts.sent,
+        },
+        "notes": list(result.notes),
+        "seconds": round(result.seconds, 3),
+    }

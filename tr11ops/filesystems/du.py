@@ -1,0 +1,42 @@
+"""`du`: walks a whole tree and adds up. For where no quota is set; it may take hours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tr11ops.filesystems.reading import Output, Place, Reading, Source, SourceError, required_path
+
+_TOTAL = re.compile(r"(\d+)\s+\S.*")
+
+
+def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+    """One walk for the bytes; a second one for the inodes only where there is a limit to compare them with."""
+    path = required_path(place, "du")
+    walks = [("du", "-bs", *place.arguments, "--", path)]
+    if place.inodes_limit is not None:
+        walks.append(("du", "-s", "--inodes", *place.arguments, "--", path))
+    return tuple(walks)
+
+
+def parse(outputs: Sequence[Output]) -> Reading:
+    """The totals. A non-zero exit status is no failure: on a shared tree some folder is always closed to us."""
+    totals = [_total(output) for output in outputs]
+    unread = any(output.status != 0 for output in outputs)
+    return Reading(
+        bytes_used=totals[0],
+        inodes_used=totals[1] if len(totals) > 1 else None,
+        notes=("du could not look into every folder: there is more than it says",) if unread else (),
+    )
+
+
+def _total(output: Output) -> int:
+    lines = output.text.splitlines()
+    match = _TOTAL.fullmatch(lines[-1]) if lines else None
+    if match is None:
+        said = next((line.strip() for line in reversed(output.error.splitlines()) if line.strip()), "no total")
+        raise SourceError(f"du: {said[:200]}")
+    return int(match[1])
+
+
+SOURCE = Source("du", commands, parse, is_slow=True)

@@ -1,0 +1,92 @@
+"""One look at every watched file system: all at the same time, and none of them hides another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from tr11ops.filesystems import df, du, idrquota, lfs, quota
+from tr11ops.filesystems.history import Usage
+from tr11ops.filesystems.reading import Reading, Source, SourceError
+from tr11ops.filesystems.runner import LAST_SECONDS, Runner
+from tr11ops.runcard_watching import FilesystemSection
+from tr11ops.snapshot import Observed, Unknown
+from tr11ops.units import bytes_of
+
+SOURCES: Mapping[str, Source] = {module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)}
+MOST = 1e24  # bytes or inodes
+QUICK_SECONDS = 120.0  # for a command that only asks
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see `Reading`."""
+
+    name: str
+    usage: Observed[Usage]
+    report: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def look_at(sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float) -> tuple[Look, ...]:
+    """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source may take in all."""
+    found: dict[int, Look] = {}
+
+    def ask(number: int, section: FilesystemSection) -> None:
+        found[number] = _look(section, runner, now, seconds)
+
+    threads = [
+        threading.Thread(target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True)
+        for number, section in enumerate(sections)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C: nothing may go on walking
+        runner.cancel()
+        for thread in threads:
+            thread.join(LAST_SECONDS)
+        raise
+    return tuple(found[number] for number in range(len(sections)))
+
+
+def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float) -> Look:
+    source = SOURCES[section.source]
+    limit = seconds if source.is_slow else min(seconds, QUICK_SECONDS)
+    try:
+        commands = source.commands(section)
+        outputs = [runner.run(command, limit / len(commands)) for command in commands]
+        reading = source.parse(outputs)
+        _check(reading)
+    except SourceError as error:
+        return Look(section.name, Unknown(str(error)))
+    except (ValueError, ArithmeticError):  # digits without end
+        return Look(section.name, Unknown(f"{source.name} printed a figure that is none"))
+    return Look(section.name, _usage(section, reading, now), reading.report, reading.notes)
+
+
+def _check(reading: Reading) -> None:
+    """Raises SourceError for a figure that cannot be."""
+    figures = (getattr(reading, entry.name) for entry in fields(reading))
+    if any(isinstance(figure, int | float) and not 0 <= figure < MOST for figure in figures):
+        raise SourceError("it printed a figure that is none")
+
+
+def _usage(section: FilesystemSection, reading: Reading, now: float) -> Usage:
+    """The reading as a sample. The card's limits hold, where it has some, instead of what the source says."""
+    return Usage(
+        time=now,
+        name=section.name,
+        source=section.source,
+        path=section.path or "",
+        bytes_used=reading.bytes_used,
+        bytes_limit=bytes_of(section.bytes_limit) if section.bytes_limit else reading.bytes_limit,
+        inodes_used=reading.inodes_used,
+        inodes_limit=section.inodes_limit or reading.inodes_limit,
+        bytes_free=reading.bytes_free,
+        bytes_share=reading.bytes_share,
+        inodes_share=reading.inodes_share,
+    )

@@ -1,0 +1,23 @@
+"""`quota`: quotas of a user or group on disks and NFS. Its exit status 1 means no more than that one is passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tr11ops.filesystems.quota_table import reading_of
+from tr11ops.filesystems.reading import Output, Place, Reading, Source, answered
+
+
+def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+    """With a path, of the file system that is mounted there; else the fullest one counts."""
+    where = ("-f", place.path) if place.path else ()
+    return (("quota", "-w", *place.arguments, *where),)
+
+
+def parse(outputs: Sequence[Output]) -> Reading:
+    output = outputs[0]
+    return reading_of(answered(replace(output, status=0) if output.status == 1 and output.text.strip() else output))
+
+
+SOURCE = Source("quota", commands, parse)

@@ -1,0 +1,81 @@
+"""What a source of quotas says, once its output is understood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+KIBI = 1024
+
+
+class SourceError(ValueError):
+    """A source's output that says nothing sure; the text is one line, fit to be shown."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one command printed, and its exit status."""
+
+    text: str
+    status: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How full one file system is; None where the source does not say (see `history.Usage`).
+
+    `report` is the source's own text, for sources whose figures are shares alone; `notes` are marks that people should
+    see, e.g. a quota's time of grace.
+    """
+
+    bytes_used: float | None = None
+    bytes_limit: float | None = None
+    inodes_used: float | None = None
+    inodes_limit: float | None = None
+    bytes_free: float | None = None
+    bytes_share: float | None = None
+    inodes_share: float | None = None
+    report: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Place(Protocol):
+    """What a source is asked about: one [[filesystems]] table of the card."""
+
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def arguments(self) -> Sequence[str]: ...
+    @property
+    def inodes_limit(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """One way to ask how full a file system is.
+
+    `commands`: the command lines to run for a place, in order. `parse`: their outputs as a reading; raises SourceError.
+    `is_slow`: it may take hours (it walks the tree), and gets the whole time that there is.
+    """
+
+    name: str
+    commands: Callable[[Place], tuple[tuple[str, ...], ...]]
+    parse: Callable[[Sequence[Output]], Reading]
+    is_slow: bool = False
+
+
+def required_path(place: Place, source: str) -> str:
+    """The place's path. Raises SourceError when the card gives none."""
+    if not place.path:
+        raise SourceError(f'source {source} needs a path: add path = "/..." to its [[filesystems]] table')
+    return place.path
+
+
+def answered(output: Output) -> str:
+    """The text of a command that must not fail. Raises SourceError when it failed or printed nothing."""
+    if output.status != 0 or not output.text.strip():
+        said = next((line.strip() for line in reversed(output.error.splitlines()) if line.strip()), "")
+        raise SourceError(f"exit status {output.status}{f': {said[:200]}' if said else ', and nothing was printed'}")
+    return output.text

@@ -1,0 +1,175 @@
+"""What one look at the file systems means, and how it is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tr11ops.filesystems.history import DAY_SECONDS, Forecast, Kind, Usage, forecast
+from tr11ops.filesystems.judge import filling, full, when
+from tr11ops.filesystems.look import Look
+from tr11ops.filesystems.rights import Drift
+from tr11ops.operation import FilesystemRule
+from tr11ops.snapshot import Observed, Unknown
+from tr11ops.units import quantity, size
+
+SCHEMA = 1
+EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One file system: what was seen of it, which of its limits are passed, and when it will be full."""
+
+    look: Look
+    full: tuple[str, ...] = ()
+    filling: str = ""
+    forecast: Forecast = field(default_factory=Forecast)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One look at all watched file systems. `drift` is None when the rights were not looked at."""
+
+    run: str
+    time: float
+    systems: tuple[Judged, ...]
+    drift: Observed[Drift] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """1 if one is full; 3 if nothing could be observed; else 0."""
+        if any(one.full for one in self.systems):
+            return EXIT_NEEDS_PERSON
+        unknown = [isinstance(one.look.usage, Unknown) for one in self.systems]
+        return EXIT_UNOBSERVED if unknown and all(unknown) else EXIT_FINE
+
+
+def judge(
+    run: str, rules: Sequence[FilesystemRule], looks: Sequence[Look], history: Sequence[Usage], now: float
+) -> Report:
+    """Compare each look with its rule; `history` holds the earlier samples of all of them."""
+    systems = []
+    for rule, look in zip(rules, looks, strict=True):
+        if isinstance(look.usage, Unknown):
+            systems.append(Judged(look))
+            continue
+        samples = [*(sample for sample in history if sample.name == rule.name), look.usage]
+        found = forecast(samples, now)
+        systems.append(Judged(look, full(look.usage, rule), filling(found, rule, now), found))
+    return Report(run, now, tuple(systems))
+
+
+# ----------------------------------------------------------------------------- for people
+def lines(report: Report, debug: bool = False) -> Iterator[str]:
+    """What is told: the alerts first, or that all is well; then what deserves a look. With `debug` every measure."""
+    if debug:
+        for one in report.systems:
+            yield from _measures(one, report.time)
+    alerts = [line for one in report.systems for line in _alerts(one)]
+    if alerts:
+        yield f"[ALERT] {report.run} filesystem is getting close to being full"
+        yield from alerts
+    else:
+        yield _all_is_well(report)
+    for one in report.systems:
+        if one.filling:
+            yield one.filling
+        yield from (f"{one.look.name}: {note}" for note in one.look.notes)
+    for one in report.systems:
+        if isinstance(one.look.usage, Unknown):
+            yield f"{one.look.name} is unknown: {one.look.usage.why}"
+    yield from _rights(report.drift)
+
+
+def _alerts(one: Judged) -> Iterator[str]:
+    yield from one.full
+    if one.full and one.look.report:
+        yield from (f"    {line}" for line in one.look.report.splitlines())
+
+
+def _all_is_well(report: Report) -> str:
+    if not report.systems:
+        return "No file system is watched: add [[filesystems]] tables to the card"
+    seen = sum(not isinstance(one.look.usage, Unknown) for one in report.systems)
+    if seen == 0:
+        return "No file system could be observed"
+    if seen == len(report.systems):
+        return "All file systems are in good standing"
+    return f"{seen} of {len(report.systems)} file systems are in good standing, the others are unknown"
+
+
+def _measures(one: Judged, now: float) -> Iterator[str]:
+    usage = one.look.usage
+    if isinstance(usage, Unknown):
+        return
+    yield f"{usage.name} ({usage.source}{f' {usage.path}' if usage.path else ''})"
+    yield f"  bytes   {_measure(usage, 'bytes')}"
+    yield f"  inodes  {_measure(usage, 'inodes')}"
+    if usage.bytes_free is not None:
+        yield f"  free    {size(usage.bytes_free)}"
+    yield f"  full    {when(one.forecast, now)}"
+
+
+def _measure(usage: Usage, kind: Kind) -> str:
+    used, limit = (usage.bytes_used, usage.bytes_limit) if kind == "bytes" else (usage.inodes_used, usage.inodes_limit)
+    show = size if kind == "bytes" else quantity
+    percent = usage.percent(kind)
+    share = "" if percent is None else f"{percent:.1f}%"
+    if used is None:
+        return share or "not known"
+    of_limit = f"{show(used)} of {show(limit)}" if limit else f"{show(used)}, no limit known"
+    return f"{share} ({of_limit})" if share else of_limit
+
+
+def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
+    if isinstance(drift, Unknown):
+        yield f"Rights of the run's files are unknown: {drift.why}"
+    elif drift is not None and drift.wrong:
+        looked = f"{drift.entries:,}" if drift.complete else f"the first {drift.entries:,}"
+        yield f"{drift.wrong:,} of {looked} files and folders of the run are not usable for its group: tr11 perms check"
+
+
+# ----------------------------------------------------------------------------- for programs
+def value(report: Report) -> dict[str, Any]:
+    """The report for --json; times in seconds since the epoch, sizes in bytes."""
+    return {
+        "schema": SCHEMA,
+        "run": report.run,
+        "time": report.time,
+        "exit_code": report.exit_code,
+        "filesystems": [_system(one, report.time) for one in report.systems],
+        "rights": _drift_value(report.drift),
+    }
+
+
+def _system(one: Judged, now: float) -> dict[str, Any]:
+    usage = one.look.usage
+    if isinstance(usage, Unknown):
+        return {"name": one.look.name, "unknown": usage.why}
+    found = one.forecast
+    return {
+        **asdict(usage),
+        "unknown": None,
+        "bytes_percent": usage.percent("bytes"),
+        "inodes_percent": usage.percent("inodes"),
+        "full": list(one.full),
+        "filling": one.filling or None,
+        "forecast": {
+            "of": found.kind,
+            "full_at": found.full_at,
+            "days": None if found.full_at is None else (found.full_at - now) / DAY_SECONDS,
+            "not_before": found.not_before,
+            "percent_per_day": found.per_day,
+            "why": found.why or None,
+        },
+        "notes": list(one.look.notes),
+        "report": one.look.report or None,
+    }
+
+
+def _drift_value(drift: Observed[Drift] | None) -> dict[str, Any] | None:
+    if drift is None:
+        return None
+    return {"unknown": drift.why} if isinstance(drift, Unknown) else asdict(drift)

@@ -1,0 +1,96 @@
+"""What one line of a training's log is: its severity, its step, its time. Pure; reads old trainings' lines too."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+
+LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+INFO, WARNING, ERROR, CRITICAL = 20, 30, 40, 50
+
+PREFIX = re.compile(r"^(?:\[default\d+\]:|\s*\d+: )")  # torchrun's, or srun's --label
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+STEP = re.compile(r"\biteration\s+(\d{1,15})/\s*(\d{1,15}) \|")
+STEP_BYTES = re.compile(rb"\biteration\s+(\d{1,15})/\s*\d{1,15} \|")
+LOSS = re.compile(r"\blm loss: *([-+]?\d[.\d]*(?:[Ee][-+]?\d+)?) \|")  # the historical trainings left a NaN out
+STAMP_BYTES = re.compile(rb"(?<!\d)(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+ATTEMPT = re.compile(r"^tr11: attempt (\S+) launch (\d+) on ")
+ATTEMPT_WORDS = b"tr11: attempt "
+ATTEMPT_BYTES = re.compile(rb"tr11: attempt (\S{1,200}) launch \d+ on ")
+START = re.compile(r"^using world size: \d+|^tr11: attempt \S+ launch \d+ on ")
+PULSE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?:PULSE: |\*\*\*ALERT)")
+TRACEBACK = "Traceback (most recent call last):"
+
+_LABEL = re.compile(r"(?:^|[\[\s|:(])(CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG)(?=[\]\s|:)]|$)")
+_LABEL_LEVEL = {
+    "CRITICAL": CRITICAL, "FATAL": CRITICAL, "ERROR": ERROR,
+    "WARNING": WARNING, "WARN": WARNING, "INFO": INFO, "DEBUG": 10,
+}  # fmt: skip
+_CRITICAL = re.compile(
+    r"CUDA error|cudaError|uncorrectable ECC|ncclSystemError|Segmentation fault|terminate called after|"
+    r"\bBus error\b|\*\*\*ALERT|^tr11: launch \d+ failed|Unable to find latest file|could not find the metadata file"
+)
+_ERROR = re.compile(
+    r"^(?:srun|slurmstepd|slurmd)[^:]*: error:|^[\w.]*(?:Error|Exception|Interrupt)(?::|$)|^tr11: worker \d+ .*failed|"
+    r"unhandled system error|No space left on device|[Dd]isk quota exceeded|"
+    r"value from checkpoint .* is not equal to the input argument|is not divisible by micro-batch-size"
+)
+_WARNING = re.compile(r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection refused|compute capability mismatch")
+
+
+def plain(line: str) -> str:
+    """The line without escapes and other characters that a terminal obeys; tabs stay."""
+    return _CONTROL.sub("", _ESCAPE.sub("", _last_overprint(line)))
+
+
+def coloured(line: str) -> str:
+    """As `plain`, but colours stay, and are ended."""
+    kept = _ESCAPE.sub(lambda escape: escape[0] if _COLOUR.match(escape[0]) else "", _last_overprint(line))
+    if "\x1b" not in kept:
+        return _CONTROL.sub("", kept)
+    parts = re.split(r"(\x1b\[[0-9;:]*m)", kept)
+    return "".join(part if index % 2 else _CONTROL.sub("", part) for index, part in enumerate(parts)) + "\x1b[0m"
+
+
+def _last_overprint(line: str) -> str:
+    """What a terminal shows of a line that was overprinted by carriage returns, as progress bars do."""
+    if "\r" not in line:
+        return line
+    return next((part for part in reversed(line.split("\r")) if part), "")
+
+
+def body(line: str) -> str:
+    """The line without its launcher's prefix."""
+    match = PREFIX.match(line)
+    return line[match.end() :] if match else line
+
+
+def is_step(text: str) -> bool:
+    """Whether this is a whole line of a step: one that a crash or a full disk cut says nothing sure."""
+    return STEP.search(text) is not None and "consumed samples" in text and text.rstrip().endswith("|")
+
+
+def severity(line: str) -> int:
+    """The level of one plain line: its own label, or what it is known to mean; INFO for all else."""
+    text = body(line)
+    if is_step(text):
+        return INFO if LOSS.search(text) else WARNING
+    if _CRITICAL.search(text):
+        return CRITICAL
+    label = _LABEL.search(text)
+    found = _LABEL_LEVEL[label[1]] if label else INFO
+    if _ERROR.search(text):
+        return max(found, ERROR)
+    return max(found, WARNING) if found < WARNING and _WARNING.search(text) else found
+
+
+def moment(day: bytes, clock: bytes) -> float | None:
+    """Seconds since the epoch of a stamp in local time; None for one that no calendar has."""
+    try:
+        return datetime.datetime.fromisoformat(f"{day.decode()} {clock.decode()}").timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

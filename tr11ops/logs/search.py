@@ -1,0 +1,247 @@
+"""Finding a place in a log of any size with few reads: by iteration, by time, by attempt.
+
+Iterations rise along a log but for restarts, which go back; so a plain bisection is not enough. A part of the log is
+passed over only if no step in it can be in the range: between two known places, an iteration cannot lie further away
+than the part has room for lines of steps. Where iterations jump ahead and back again within one part, unseen from both
+its ends, it may be missed; no restart does that.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from tr11ops.logs.lines import ATTEMPT_BYTES, ATTEMPT_WORDS, STAMP_BYTES, STEP_BYTES, moment
+from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, Reader, whole_blocks
+
+LEAF_BYTES = 256 << 10  # parts that are not divided any further
+SHORTEST_STEP_LINE = 60  # where no line of a step was seen whole
+LARGEST_BLOCK_BYTES = 4 << 20
+NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line that says where it is: the offset of its beginning, and its iteration or its time."""
+
+    offset: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Region:
+    """Part of a log: bytes [start, end)."""
+
+    start: int
+    end: int
+
+
+def step_value(match: re.Match[bytes]) -> float | None:
+    return float(match[1])
+
+
+def stamp_value(match: re.Match[bytes]) -> float | None:
+    return moment(match[1], match[2])
+
+
+class Marks:
+    """The marked lines of the first `size` bytes, looked up as needed; what was read once is not read again."""
+
+    def __init__(
+        self, reader: Reader, size: int, pattern: re.Pattern[bytes], value: Callable[[re.Match[bytes]], float | None]
+    ) -> None:
+        self._reader = reader
+        self._size = size
+        self._pattern = pattern
+        self._value = value
+        self._known: list[tuple[int, int, float]] = []  # looked from, found at, value; found at size: nothing there
+        self.shortest: int | None = None  # bytes of the shortest marked line that was read so far
+
+    def next(self, offset: int) -> Mark | None:
+        """The first marked line that begins at or after `offset`."""
+        at = bisect_right(self._known, (offset, self._size + 1, 0.0)) - 1
+        if at >= 0 and self._known[at][1] >= offset:
+            _, found, value = self._known[at]
+            return Mark(found, value) if found < self._size else None
+        later = self._known[at + 1] if at + 1 < len(self._known) else None
+        end = self._size if later is None else min(self._size, later[0] + BLOCK_BYTES)
+        mark = next(self._from(offset, end), None)
+        if mark is None and later is not None and later[1] < self._size:
+            mark = Mark(later[1], later[2])  # what lies behind was looked through before
+        insort(self._known, (offset, mark.offset if mark else self._size, mark.value if mark else 0.0))
+        return mark
+
+    def last(self) -> Mark | None:
+        """The last marked line."""
+        window = BLOCK_BYTES
+        while True:
+            start = max(0, self._size - window)
+            found = list(self._from(start))
+            if found or start == 0:
+                return found[-1] if found else None
+            window *= 8
+
+    def around(self, offset: int) -> list[Mark]:
+        """The marked lines in the block at `offset`."""
+        end = min(self._size, offset + LEAF_BYTES)
+        return [mark for mark in self._from(offset, end) if mark.offset < end]
+
+    def first_outside(self, offset: int, low: float, high: float) -> Mark | None:
+        """The first marked line at or after `offset` whose value is not between `low` and `high`."""
+        return next((mark for mark in self._from(offset) if not low <= mark.value <= high), None)
+
+    def back(self, count: int) -> Mark | None:
+        """The `count`-th marked line from the end; the first one where there are fewer."""
+        window = BLOCK_BYTES
+        while True:
+            start = max(0, self._size - window)
+            found = list(self._from(start))
+            if len(found) >= count or start == 0:
+                return found[-min(count, len(found))] if found else None
+            window *= 4
+
+    def _from(self, offset: int, end: int | None = None) -> Iterator[Mark]:
+        """Marked lines from `offset` on, in order. Reads ahead in blocks that grow."""
+        limit = self._size if end is None else end
+        position = max(0, offset - 1)
+        at_line = offset <= 0
+        rest, length = b"", BLOCK_BYTES // 4
+        while position < limit and (block := self._reader.read(position, min(length, limit - position))):
+            data, base = rest + block, position - len(rest)
+            position += len(block)
+            length = min(2 * length, LARGEST_BLOCK_BYTES)
+            if not at_line:
+                cut = data.find(b"\n")
+                if cut < 0:
+                    rest = b""
+                    continue
+                data, base, at_line = data[cut + 1 :], base + cut + 1, True
+            whole = len(data) if position >= limit else data.rfind(b"\n") + 1
+            yield from self._marks(data[:whole], base)
+            rest = data[whole:]
+            if len(rest) > LONGEST_LINE_BYTES:
+                rest, at_line = b"", False
+
+    def _marks(self, data: bytes, base: int) -> Iterator[Mark]:
+        last_line = -1
+        for match in self._pattern.finditer(data):
+            start = data.rfind(b"\n", 0, match.start()) + 1
+            value = self._value(match) if start != last_line else None
+            if value is not None:
+                last_line = start
+                end = data.find(b"\n", match.end())
+                if end >= 0:
+                    self.shortest = min(self.shortest or end - start, end - start)
+                yield Mark(base + start, value)
+
+
+# ----------------------------------------------------------------------------- by iteration
+def step_regions(reader: Reader, size: int, first: int, last: int) -> list[Region]:
+    """The parts of the log that hold every step from `first` to `last`, and what follows each, to the next other step.
+
+    A part may hold other steps too, so the lines have to be looked at one by one.
+    """
+    marks = Marks(reader, size, STEP_BYTES, step_value)
+    newest = marks.last()
+    if newest is None:
+        return []
+    density = _density(marks, newest)
+    waiting, found = [Region(0, size)], list[Region]()
+    while waiting:
+        part = waiting.pop()
+        begin = marks.next(part.start)
+        if begin is None or begin.offset >= part.end:
+            continue
+        end = marks.next(part.end) or newest
+        slack = (part.end - part.start) * density
+        low, high = max(0.0, min(begin.value, end.value) - slack), max(begin.value, end.value) + slack
+        if low > last or high < first:
+            continue
+        if (first <= low and high <= last) or part.end - part.start <= LEAF_BYTES:
+            found.append(Region(begin.offset, part.end))
+            continue
+        middle = (part.start + part.end) // 2
+        waiting += [Region(middle, part.end), Region(part.start, middle)]
+    joined = _joined(found)
+    ends = [marks.first_outside(region.end, first, last) for region in joined]
+    return _joined([Region(part.start, end.offset if end else size) for part, end in zip(joined, ends, strict=True)])
+
+
+def _density(marks: Marks, newest: Mark) -> float:
+    """Iterations that one byte of the log can advance by at most: steps a line, and the shortest line of a step."""
+    samples = [marks.around(0), marks.around(max(0, newest.offset - LEAF_BYTES // 2))]
+    rises = [
+        after.value - before.value
+        for sample in samples
+        for before, after in pairwise(sample)
+        if after.value > before.value
+    ]
+    shortest = 0.75 * marks.shortest if marks.shortest else SHORTEST_STEP_LINE  # others have fewer digits
+    return (median(rises) if rises else 100.0) / shortest
+
+
+def _joined(regions: list[Region]) -> list[Region]:
+    joined: list[Region] = []
+    for region in regions:
+        if joined and region.start <= joined[-1].end:
+            joined[-1] = Region(joined[-1].start, max(joined[-1].end, region.end))
+        else:
+            joined.append(region)
+    return joined
+
+
+# ----------------------------------------------------------------------------- by time
+def offset_since(reader: Reader, size: int, time: float) -> int | None:
+    """The first line that carries a time at or after `time`; None where there is none.
+
+    Stamps rise along a log; where they do not (two clocks), one of the places where they pass `time` is found.
+    """
+    marks = Marks(reader, size, STAMP_BYTES, stamp_value)
+    low, high = 0, size
+    while high - low > LEAF_BYTES:
+        middle = (low + high) // 2
+        mark = marks.next(middle)
+        if mark is None or mark.value >= time:
+            high = middle
+        else:
+            low = middle
+    mark = marks.next(low)
+    while mark is not None and mark.value < time:
+        mark = marks.next(mark.offset + 1)
+    return mark.offset if mark else None
+
+
+# ----------------------------------------------------------------------------- by attempt
+def attempt_regions(reader: Reader, size: int, attempt: str) -> tuple[list[Region], int]:
+    """What one attempt wrote into a main log, and how many launches of any attempt the log tells of.
+
+    Reads the whole log: nothing else says where an attempt begins.
+    """
+    regions: list[Region] = []
+    launches, begun = 0, -1
+    for offset, name in _launches(reader, size):
+        launches += 1
+        if begun >= 0 and name != attempt:
+            regions.append(Region(begun, offset))
+            begun = -1
+        elif begun < 0 and name == attempt:
+            begun = offset
+    if begun >= 0:
+        regions.append(Region(begun, size))
+    return regions, launches
+
+
+def _launches(reader: Reader, size: int) -> Iterator[tuple[int, str]]:
+    position = 0
+    for block in whole_blocks(reader, 0, size):
+        at = block.find(ATTEMPT_WORDS)
+        while at >= 0:
+            match = ATTEMPT_BYTES.match(block, at)
+            if match and (at == 0 or block[at - 1] == NEWLINE):
+                yield position + at, match[1].decode("utf-8", "replace")
+            at = block.find(ATTEMPT_WORDS, at + 1)
+        position += len(block)

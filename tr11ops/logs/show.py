@@ -1,0 +1,118 @@
+"""The beginning of what is shown of a log: its last lines, or those of a time, an attempt or a range of iterations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tr11ops.logs.lines import STEP_BYTES
+from tr11ops.logs.reader import Reader, line_start, tail_offset, whole_blocks
+from tr11ops.logs.search import Marks, Region, attempt_regions, offset_since, step_regions, step_value
+from tr11ops.logs.sieve import Sieve, Wanted
+from tr11ops.logs.skip import may_hold
+
+FIRST_WINDOW_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Query:
+    """Where to begin. `lines` from the end (None: all that was asked for). `since` in seconds since the epoch.
+
+    `steps_since`: how many steps were logged since then, where that is known from elsewhere: a step's line has no time.
+    """
+
+    wanted: Wanted = field(default_factory=Wanted)
+    lines: int | None = None
+    since: float | None = None
+    steps_since: int | None = None
+
+    @property
+    def has_place(self) -> bool:
+        return self.since is not None or self.wanted.attempt is not None or self.wanted.iterations is not None
+
+
+class NoSuchAttempt(LookupError):
+    """The log tells nothing of an attempt. `launches`: of how many launches of others it tells."""
+
+    def __init__(self, launches: int) -> None:
+        super().__init__(launches)
+        self.launches = launches
+
+
+@dataclass
+class Beginning:
+    """The lines to show first; afterwards `rest` is the unfinished last line, and `sieve` what goes on with it."""
+
+    reader: Reader
+    size: int
+    query: Query
+    sieve: Sieve
+    rest: bytes = b""
+
+    def lines(self) -> Iterator[str]:
+        """Raises NoSuchAttempt."""
+        if self.query.has_place:
+            chosen = self._through(self._regions())
+        elif self.query.lines is None or self.query.wanted.is_everything:
+            count = self.query.lines
+            start = 0 if count is None else tail_offset(self.reader, self.size, count)
+            yield from self._through([Region(start, self.size)])
+            return
+        else:
+            chosen = self._tail(self.query.lines)
+        yield from chosen if self.query.lines is None else deque(chosen, maxlen=self.query.lines)
+
+    def _tail(self, count: int) -> Iterator[str]:
+        """The last lines that the sieve lets through: more and more is read until there are enough."""
+        window = FIRST_WINDOW_BYTES
+        while True:
+            start = line_start(self.reader, max(0, self.size - window))
+            self.sieve = Sieve(self.query.wanted)
+            found = deque(self._through([Region(start, self.size)]), maxlen=count)
+            if len(found) == count or start == 0:
+                return iter(found)
+            window *= 4
+
+    def _regions(self) -> Sequence[Region]:
+        regions: Sequence[Region] = [Region(0, self.size)]
+        if self.query.wanted.attempt is not None:
+            regions, launches = attempt_regions(self.reader, self.size, self.query.wanted.attempt)
+            if not regions:
+                raise NoSuchAttempt(launches)
+        if self.query.since is not None:
+            start = self._since(self.query.since)
+            regions = _common(regions, [] if start is None else [Region(start, self.size)])
+        if self.query.wanted.iterations is not None:
+            regions = _common(regions, step_regions(self.reader, self.size, *self.query.wanted.iterations))
+        return regions
+
+    def _since(self, moment: float) -> int | None:
+        """The earlier of what the stamps and the steps say."""
+        found = [offset_since(self.reader, self.size, moment)]
+        if self.query.steps_since:
+            mark = Marks(self.reader, self.size, STEP_BYTES, step_value).back(self.query.steps_since)
+            found.append(mark.offset if mark else None)
+        return min((offset for offset in found if offset is not None), default=None)
+
+    def _through(self, regions: Sequence[Region]) -> Iterator[str]:
+        holds = may_hold(self.query.wanted)
+        for region in regions:
+            position = region.start
+            for block in whole_blocks(self.reader, region.start, region.end):
+                position += len(block)
+                if holds is not None and self.sieve.is_idle and not holds(block):
+                    self.sieve.pass_over(block)
+                    continue
+                *lines, last = block.split(b"\n")
+                for line in lines:
+                    yield from self.sieve.feed(line.decode("utf-8", "replace"))
+                if last and position >= self.size:
+                    self.rest = last
+                elif last:
+                    yield from self.sieve.feed(last.decode("utf-8", "replace"))
+
+
+def _common(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
+    pairs = ((max(a.start, b.start), min(a.end, b.end)) for a in first for b in second)
+    return sorted((Region(start, end) for start, end in pairs if start < end), key=lambda region: region.start)

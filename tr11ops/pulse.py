@@ -1,0 +1,250 @@
+"""One pass of the watchdog: look, judge, tell, and act where that is allowed.
+
+    observe -> detect -> judge -> the run's log and alerts -> policy -> apply
+
+What is told comes before what is done, so that a pass that is killed while it acts has told. A pass that acts takes
+its turn first and looks then: what it acts on is never older than what another watchdog did.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.actions import Plan
+from tr11ops.agent.remedy import switch_of
+from tr11ops.apply import Done, RunEffects, carry_out, own_pending, settle
+from tr11ops.circumstances import limits_of, read_circumstances
+from tr11ops.deeds import KEPT_SECONDS, Deed, Past, replay
+from tr11ops.detect.finding import Finding
+from tr11ops.detect.registry import blind, detect_all
+from tr11ops.evidence import cause
+from tr11ops.journal import Journal, read_journal
+from tr11ops.observe import facts_of, observe
+from tr11ops.policy import plan, standing
+from tr11ops.pulse_lines import Remark, State, lines, remarks, seen_something, state_of
+from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.turns import Turn, look_freshly, take_turn
+from tr11ops.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.service import Outcome
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.launch.session import LaunchJob
+    from tr11ops.runcard import RunCard
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is watched. `eye` answers the look, and fails within seconds; `typed` is the card as the person named it."""
+
+    card: RunCard
+    directory: RunDirectory
+    eye: Scheduler | Unknown
+    user: str
+    typed: str = ""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What it takes to act: a patient edge to the scheduler, and a launch of an array behind a job or at once."""
+
+    scheduler: Scheduler
+    prepare: Callable[[str, str | None], LaunchJob]
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """One pass: what was seen and concluded, what was told, and what was done.
+
+    `acts` says whether it was this pass's turn to act; `settled` are deeds of killed passes whose end was found out.
+    `notes` say what of its own work could not be done. `alerts` is what the alerts service returned, None if it failed
+    or was not asked.
+    """
+
+    snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    told: tuple[Remark, ...]
+    plan: Plan
+    lines: tuple[str, ...]
+    acts: bool = False
+    done: tuple[Done, ...] = ()
+    settled: tuple[Deed, ...] = ()
+    notes: tuple[str, ...] = ()
+    alerts: Outcome | None = None
+    seconds: float = 0.0
+
+    @property
+    def state(self) -> State:
+        return state_of(self.verdict, self.told)
+
+    @property
+    def observed(self) -> bool:
+        return seen_something(self.snapshot, self.verdict)
+
+
+def take_pulse(
+    run: Run, hands: Hands | None, *, email: bool = True, dry_run: bool = False, now: Callable[[], float] = time.time
+) -> Pulse:
+    """One pass. Without `hands` nothing is done but told; a dry run tells nobody and writes nothing.
+
+    Nothing is raised for what cannot be seen, written or sent: that is in the verdict and the notes.
+    """
+    began = time.monotonic()
+    notes: list[str] = []
+    turn = None if hands is None or dry_run else _turn(run, notes)
+    try:
+        pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now())
+    finally:
+        if turn is not None:
+            turn.give_back()
+    return replace(pulse, seconds=time.monotonic() - began)
+
+
+def _turn(run: Run, notes: list[str]) -> Turn | None:
+    if not run.directory.exists:
+        return None
+    try:
+        turn = take_turn(run.directory.paths)
+    except OSError as error:
+        notes.append(f"nothing is done, for nobody can be kept from doing the same: {cause(error)}")
+        return None
+    if isinstance(turn, str):
+        notes.append(f"nothing is done: {turn}")
+        return None
+    look_freshly(run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d"))
+    return turn
+
+
+def _pass(
+    run: Run, hands: Hands | None, turn: Turn | None, notes: list[str], email: bool, dry_run: bool, now: float
+) -> Pulse:
+    directory = run.directory
+    snapshot = observe(directory, facts_of(run.card, run.typed), run.eye, now)
+    findings = detect_all(snapshot)
+    verdict = judge(snapshot, findings)
+    ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
+    scene = read_circumstances(directory, ledger, run.user, now)
+    told = remarks(snapshot, findings, verdict, scene.pause)
+    first = lines(snapshot, verdict, told)
+    alerts = None
+    if not dry_run and directory.exists:
+        _log(directory.paths.main_log, first, notes)
+        alerts = _alert(run, findings, snapshot, verdict, email, notes)
+    past, settled = replay(ledger), tuple[Deed, ...]()
+    if turn is not None:
+        past, settled = _settled(past, snapshot, directory, notes)
+    intended = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
+    done: tuple[Done, ...] = ()
+    if turn is not None and hands is not None and intended.actions:
+        done = carry_out(
+            intended.actions,
+            _effects(run, hands, snapshot),
+            Journal(directory.journal),
+            stopped=lambda: _stopped(turn, directory),
+            standing=standing(snapshot),
+            now=now,
+        )
+    deeds = _deeds(intended, done, settled)
+    second = lines(snapshot, verdict, told, deeds)[len(first) :]
+    if not dry_run and directory.exists:
+        _log(directory.paths.main_log, second, notes)
+    return Pulse(
+        snapshot, findings, verdict, told, intended, (*first, *second), turn is not None, done, settled,
+        tuple(dict.fromkeys(notes)), alerts,
+    )  # fmt: skip
+
+
+def _stopped(turn: Turn, directory: RunDirectory) -> str:
+    """What has come since the look and forbids the next effect. Raises OSError when it cannot be seen."""
+    if not turn.is_ours():
+        return "another watchdog has taken over"
+    switch = switch_of(directory)
+    return f"{switch} was set meanwhile" if switch else ""
+
+
+def _deeds(intended: Plan, done: tuple[Done, ...], settled: tuple[Deed, ...]) -> tuple[str, ...]:
+    """What was done, or would be, and what was not, one line each."""
+    found = [f"an earlier pass began to {deed.action} {deed.subject}: {deed.message}" for deed in settled]
+    found += [one.words() for one in done]
+    begun = {id(one.action) for one in done}
+    found += [f"would {action.words()}" for action in intended.actions if id(action) not in begun]
+    return (*found, *(f"would {text}" if "; not done" in text else text for text in intended.withheld))
+
+
+def _effects(run: Run, hands: Hands, snapshot: Snapshot) -> RunEffects:
+    return RunEffects(
+        directory=run.directory,
+        scheduler=hands.scheduler,
+        prepare=hands.prepare,
+        user=run.user,
+        own_jobs=lambda: own_pending(run.directory, run.card.run.name, hands.scheduler, run.user),
+        nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
+        exclusion_days=run.card.resilience.exclusion_days,
+    )
+
+
+def _settled(
+    past: Past, snapshot: Snapshot, directory: RunDirectory, notes: list[str]
+) -> tuple[Past, tuple[Deed, ...]]:
+    try:
+        settled = settle(past.unfinished, snapshot, directory, Journal(directory.journal))
+    except OSError as error:
+        notes.append(f"what an earlier pass began could not be settled: {cause(error)}")
+        return replace(past, doubt=f"the journal cannot be written: {cause(error)}"), ()
+    known_ends = {deed.number: deed for deed in settled}
+    return replace(past, deeds=tuple(known_ends.get(deed.number, deed) for deed in past.deeds)), settled
+
+
+# ----------------------------------------------------------------------------- telling
+def _alert(
+    run: Run, findings: tuple[Finding, ...], snapshot: Snapshot, verdict: Verdict, email: bool, notes: list[str]
+) -> Outcome | None:
+    """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
+    from tr11ops.alerts.service import process
+    from tr11ops.runcard import CardError
+
+    seen = seen_something(snapshot, verdict)
+    hidden = blind(snapshot)
+    try:
+        outcome = process(
+            run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed
+        )
+    except (OSError, ValueError, CardError) as error:
+        notes.append(f"nobody could be alerted: {cause(error)}")
+        return None
+    notes += outcome.notes
+    return outcome
+
+
+def _log(path: Path, texts: tuple[str, ...], notes: list[str]) -> None:
+    """Append lines to the run's log in one write; the log is made where there is none."""
+    if not texts:
+        return
+    try:
+        append_lines(path, texts)
+    except OSError as error:
+        notes.append(f"the run's log could not be written: {cause(error)}")
+
+
+def append_lines(path: Path, texts: tuple[str, ...]) -> None:
+    """One write of whole lines; a last line that somebody left unfinished is ended first. Raises OSError."""
+    make_shared(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o664)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid():
+            os.fchmod(descriptor, status.st_mode & 0o7777 | 0o060)
+        torn = status.st_size > 0 and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
+        content = ("\n" if torn else "") + "".join(f"{text}\n" for text in texts)
+        data = content.encode("utf-8", errors="replace")
+        if os.write(descriptor, data) != len(data):
+            raise OSError(28, "no space left for the whole line", str(path))
+    finally:
+        os.close(descriptor)
