@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -15,10 +16,11 @@ from tr11ops.units import duration, quantity
 SCHEMA = 1
 WIDTH = 78
 MOST_LINES = 40  # of one list
+_COMMAND = re.compile(r"`[^`]{1,200}`")
 
 
 def markdown(handover: Handover, zone: tzinfo | None, unicode: bool = True) -> str:
-    """The whole page. Lines are at most 78 characters wide where no word is longer."""
+    """The whole page. Lines are at most 78 characters wide where no word or command is longer."""
     return "\n".join(plain(line, unicode) for line in _lines(handover, zone)) + "\n"
 
 
@@ -31,7 +33,7 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     yield ""
     yield from _wrapped(f"**{given.verdict.upper()}.** {given.answer}. {given.why[:1].upper()}{given.why[1:]}.", "")
     yield from _section("What happened", _happened(given, zone, far))
-    opened = [f"{_what(event)}, since {_since(given.until - event.time)}" for event in given.open]
+    opened = [f"{_what(event)}{_since(given.until - event.time)}" for event in given.open]
     yield from _section("What is open", opened or ["nothing"])
     coming = [f"{_clock(event.time, zone, True)}  {_what(event)}" for event in given.coming]
     yield from _section("What comes next", coming or ["nothing that could be foreseen"])
@@ -103,10 +105,13 @@ def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _wrapped(line: str, bullet: str) -> list[str]:
-    return textwrap.wrap(
-        _clean(line), WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
+    """A paragraph's lines. A command stays on one of them, so that it can be copied."""
+    whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), _clean(line).replace("\0", " "))
+    lines = textwrap.wrap(
+        whole, WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
+    return [wrapped.replace("\0", " ") for wrapped in lines]
 
 
 def _clean(text: str) -> str:
@@ -132,7 +137,7 @@ def _stamp(time: float, zone: tzinfo | None, form: str) -> str:
 
 
 def _since(seconds: float) -> str:
-    return "now" if seconds < 1 else f"{duration(seconds)}"
+    return "" if seconds < 1 else f", since {duration(seconds)}"
 
 
 # ----------------------------------------------------------------------------- for programs

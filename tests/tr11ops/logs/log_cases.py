@@ -41,6 +41,8 @@ class EndlessLog:
 
     STEP_BYTES, STEPS, BACK = 8192, 5000, 100
     START = 1_650_000_000.0
+    _HEAD, _TAIL = b"[default7]: iteration %8d", step_line(1)[len("[default7]: iteration        1") :]
+    _NOISE = b"[default3]: something that a worker prints now and then, of no use to anybody\n" * 110
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,12 +56,11 @@ class EndlessLog:
         return self.START + 3600 * (number // self.STEPS)
 
     def _step(self, number: int) -> bytes:
-        head = step_line(self.iteration(number))
+        head = self._HEAD % self.iteration(number) + self._TAIL
         if number % self.STEPS == 0:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time(number)))
             head = f"[{stamp}] PULSE: running\n".encode() + head
-        noise = b"[default3]: something that a worker prints now and then, of no use to anybody\n"
-        return (head + noise * 110)[: self.STEP_BYTES - 1] + b"\n"
+        return head + self._NOISE[: self.STEP_BYTES - 1 - len(head)] + b"\n"
 
     def read(self, offset: int, length: int) -> bytes:
         length = max(0, min(length, self.size - offset))
