@@ -1,23 +1,16 @@
 """The ledger of nodes that a run must not use: who excluded them, since when, why, and when they are due for a check.
 
-Every change is a numbered version of the whole ledger, put in place by a hard link that fails when the number is
-taken: of two hosts that change it at once, one tries again on top of the other's. No lock is held, so none can be left
-behind; a process that is killed at any point leaves the old version or the new one. `state/exclusions.json` is the
-newest version's copy, for people and other programs.
-
-    state/exclusions.json    state/exclusions.d/NNNNNNNN.json
+state/exclusions.json    state/exclusions.d/NNNNNNNN.json    (see `tr11ops.versioned`)
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +18,8 @@ from typing import Any
 from tr11ops.journal import Journal, Ledger
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Exclusion
-from trainer.contract import read_json, write_atomically, write_beside
+from tr11ops.versioned import VersionedFile
+from trainer.contract import read_json
 
 SCHEMA = 1
 AUTOMATIC_OWNER = "tr11"  # the owner of what no person asked for
@@ -35,9 +29,7 @@ MOST_EVIDENCE = 20
 LONGEST_EVIDENCE = 500
 DAY_SECONDS = 86400.0
 PATIENCE_SECONDS = 30.0
-_LEFTOVER_SECONDS = 3600.0
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
-_VERSION = re.compile(r"(\d{8,})\.json")
 
 
 class ExclusionError(ValueError):
@@ -193,25 +185,13 @@ def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
     return tuple(" ".join(line.split())[:LONGEST_EVIDENCE] for line in evidence)[:MOST_EVIDENCE]
 
 
-def _versions(path: Path) -> Path:
-    return path.with_suffix(".d")
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208  a name is enough
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in map(_VERSION.fullmatch, names) if match)
+def _versions(path: Path) -> VersionedFile:
+    return VersionedFile(path, VERSIONS_KEPT)
 
 
 def _newest(path: Path) -> Path | None:
-    numbers = _numbers(_versions(path))
-    return _file(path, numbers[-1]) if numbers else None
-
-
-def _file(path: Path, number: int) -> Path:
-    return _versions(path) / f"{number:08d}.json"
+    numbers = _versions(path).numbers()
+    return _versions(path).file(numbers[-1]) if numbers else None
 
 
 def _version(path: Path, value: Mapping[str, Any]) -> Version:
@@ -245,41 +225,24 @@ def _commit(path: Path, change: Callable[[Version], tuple[Exclusion, ...] | None
 
     Raises OSError as the file system does, TimeoutError when others were always faster.
     """
-    make_shared(_versions(path))
+    versions = _versions(path)
+    make_shared(versions.folder)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        taken = _numbers(_versions(path))  # before it is read: a version that comes in between must not be passed over
+        taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
         version = read_version(path)
         entries = change(version)
         if entries is None:
             return None
         number = max([version.number, *taken]) + 1  # beyond one that a power cut left empty
         following = Version(number, tuple(sorted(entries, key=lambda entry: entry.node)))
-        if _put(path, following):
-            _publish(path)
-            _tidy(path)
+        if versions.put(number, _text(following)):
+            versions.publish(lambda: _published(path))
+            versions.tidy()
             return following
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} was changed by others for {PATIENCE_SECONDS:.0f} s without a pause")
         time.sleep(0.01 + secrets.randbelow(40) / 1000)
-
-
-def _put(path: Path, version: Version) -> bool:
-    """Put a version in place; False when its number is taken."""
-    target = _file(path, version.number)
-    draft = write_beside(target, _text(version))
-    try:
-        try:
-            target.hardlink_to(draft)
-        except FileExistsError:
-            if draft.stat().st_nlink < 2:  # else our own link was made, and its answer lost on the network
-                return False
-    finally:
-        draft.unlink(missing_ok=True)
-    if _numbers(_versions(path))[-1] >= version.number + VERSIONS_KEPT:
-        target.unlink(missing_ok=True)  # we slept so long that the number was used and tidied away
-        return False
-    return True
 
 
 def _text(version: Version) -> str:
@@ -287,26 +250,9 @@ def _text(version: Version) -> str:
     return json.dumps({"schema": SCHEMA, "version": version.number, "exclusions": entries}, indent=1) + "\n"
 
 
-def _publish(path: Path) -> None:
-    """Copy the newest version to `path`, and again if a newer one came meanwhile: the last to write has looked last."""
-    while True:
-        newest = read_version(path)
-        write_atomically(path, _text(newest))
-        numbers = _numbers(_versions(path))
-        if not numbers or numbers[-1] <= newest.number:
-            return
-
-
-def _tidy(path: Path) -> None:
-    """Remove old versions, and drafts of processes that were killed. What cannot be removed is left to the next."""
-    folder = _versions(path)
-    for number in _numbers(folder)[:-VERSIONS_KEPT]:
-        with suppress(OSError):
-            _file(path, number).unlink()
-    with suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
-                Path(entry.path).unlink(missing_ok=True)
+def _published(path: Path) -> tuple[int, str]:
+    newest = read_version(path)
+    return newest.number, _text(newest)
 
 
 def _note(directory: RunDirectory, kind: str, why: str, data: Mapping[str, Any], who: str) -> None:

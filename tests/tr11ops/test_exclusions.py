@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops import exclusions
+from tr11ops import exclusions, versioned
 from tr11ops.evidence import read_exclusions
 from tr11ops.exclusions import (
     ExclusionError,
@@ -31,6 +31,7 @@ from tr11ops.exclusions import (
 from tr11ops.journal import read_journal
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Exclusion, Unknown
+from tr11ops.versioned import VersionedFile
 from trainer.contract import RunPaths
 
 ROOT = Path(__file__).parents[2]
@@ -147,8 +148,7 @@ def test_a_writer_that_slept_long_does_not_bring_the_past_back(directory: RunDir
     """It put its version where a tidied one had been: the number is free, but the ledger is far ahead."""
     for number in range(exclusions.VERSIONS_KEPT + 5):
         exclude(directory, f"x{number:03d}", why="", owner="tr11", days=1)
-    stale = exclusions.Version(3, (Exclusion("x000"),))
-    assert not exclusions._put(directory.exclusions, stale)
+    assert not VersionedFile(directory.exclusions, exclusions.VERSIONS_KEPT).put(3, '{"exclusions": []}')
     assert len(names(directory)) == exclusions.VERSIONS_KEPT + 5
 
 
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_the_old_ledger(directory: RunDirectory, monkeypatch:
     def full(path: Path, text: str) -> Path:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(exclusions, "write_beside", full)
+    monkeypatch.setattr(versioned, "write_beside", full)
     with pytest.raises(OSError, match="No space"):
         exclude(directory, "x02", why="", owner="tr11", days=1)
     assert names(directory) == ["x01"]
@@ -254,10 +254,10 @@ def test_a_change_is_read_before_its_copy_is_published(
 ) -> None:
     exclude(directory, "x01", why="", owner="tr11", days=1)
 
-    def killed(path: Path) -> None:
+    def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exclusions, "_publish", killed)
+    monkeypatch.setattr(VersionedFile, "publish", killed)
     with pytest.raises(KeyboardInterrupt):
         exclude(directory, "x02", why="", owner="tr11", days=1)
     assert names(directory) == ["x01", "x02"]

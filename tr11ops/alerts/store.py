@@ -1,18 +1,14 @@
 """The book on disk: whole versions, of which the one with the highest number counts.
 
-    state/alerts/book.json          a copy of the newest, for people
-    state/alerts/book.d/NNNNNNNN.json
+    state/alerts/book.json    state/alerts/book.d/NNNNNNNN.json    (see `tr11ops.versioned`)
 
-A new version is linked to the next free number, which one writer alone can get: whoever is late reads the newer version
-and decides again. So no writer's change is lost, on file systems without locks too.
+Whoever is late reads the newer version and decides again, so no writer's change is lost.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -24,14 +20,12 @@ from typing import Any, TypeVar
 from tr11ops.alerts.book import Alert, Book, Event, Incident, Message
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import write_atomically, write_beside
+from tr11ops.versioned import VersionedFile
 
 T = TypeVar("T")
 SCHEMA = 1
 VERSIONS_KEPT = 5
 PATIENCE_SECONDS = 20.0
-_LEFTOVER_SECONDS = 3600.0
-_VERSION = re.compile(r"(\d{8,})\.json")
 
 
 class NewerSchema(ValueError):
@@ -69,49 +63,36 @@ def commit(directory: RunDirectory, change: Callable[[Book], tuple[Book, T]]) ->
     Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the book
     was written by a newer tr11.
     """
-    make_shared(_versions(directory))
+    versions = _versions(directory)
+    make_shared(versions.folder)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         stored = _read(directory)
         book, more = change(stored.book)
         following = replace(stored, number=stored.number + 1, book=book)
-        if _put(directory, following):
-            _publish(directory)
-            _tidy(directory)
+        if versions.put(following.number, _text(following)):
+            with suppress(OSError):  # the copy is for people; the versions are what counts
+                versions.publish(lambda: _newest(directory))
+            versions.tidy()
             return following, more
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{_versions(directory)} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
+            raise TimeoutError(f"{versions.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
         time.sleep(0.005 + secrets.randbelow(20) / 1000)
 
 
 # ----------------------------------------------------------------------------- how
-def _versions(directory: RunDirectory) -> Path:
-    return alerts_folder(directory) / "book.d"
-
-
-def _copy(directory: RunDirectory) -> Path:
-    return alerts_folder(directory) / "book.json"
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208  a name is enough
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in map(_VERSION.fullmatch, names) if match)
-
-
-def _file(directory: RunDirectory, number: int) -> Path:
-    return _versions(directory) / f"{number:08d}.json"
+def _versions(directory: RunDirectory) -> VersionedFile:
+    return VersionedFile(alerts_folder(directory) / "book.json", VERSIONS_KEPT)
 
 
 def _read(directory: RunDirectory) -> Stored:
     """The newest readable version, numbered as the newest of all: a damaged number is never used again."""
-    numbers = _numbers(_versions(directory))
+    versions = _versions(directory)
+    numbers = versions.numbers()
     highest = numbers[-1] if numbers else 0
     damage = ""
-    places = [_file(directory, number) for number in reversed(numbers)]
-    for place in [*places, _copy(directory)]:
+    places = [versions.file(number) for number in reversed(numbers)]
+    for place in [*places, versions.copy]:
         try:
             text = place.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -130,45 +111,9 @@ def _read(directory: RunDirectory) -> Stored:
     return Stored(highest, Book(), damage)
 
 
-def _put(directory: RunDirectory, version: Stored) -> bool:
-    """Put a version in place; False when its number is taken."""
-    target = _file(directory, version.number)
-    draft = write_beside(target, _text(version))
-    try:
-        try:
-            target.hardlink_to(draft)
-        except FileExistsError:
-            if draft.stat().st_nlink < 2:  # else our own link was made, and its answer lost on the network
-                return False
-    finally:
-        draft.unlink(missing_ok=True)
-    if _numbers(_versions(directory))[-1] >= version.number + VERSIONS_KEPT:
-        target.unlink(missing_ok=True)  # we slept so long that the number was used and tidied away
-        return False
-    return True
-
-
-def _publish(directory: RunDirectory) -> None:
-    """Copy the newest version for people, and again if a newer one came meanwhile. The versions are what counts."""
-    with suppress(OSError):
-        while True:
-            newest = _read(directory)
-            write_atomically(_copy(directory), _text(newest))
-            numbers = _numbers(_versions(directory))
-            if not numbers or numbers[-1] <= newest.number:
-                return
-
-
-def _tidy(directory: RunDirectory) -> None:
-    """Remove old versions, and drafts of processes that were killed. What cannot be removed is left to the next."""
-    folder = _versions(directory)
-    for number in _numbers(folder)[:-VERSIONS_KEPT]:
-        with suppress(OSError):
-            _file(directory, number).unlink()
-    with suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
-                Path(entry.path).unlink(missing_ok=True)
+def _newest(directory: RunDirectory) -> tuple[int, str]:
+    stored = _read(directory)
+    return stored.number, _text(stored)
 
 
 # ----------------------------------------------------------------------------- text

@@ -126,11 +126,19 @@ def _what_to_do(alert: Alert, policy: Policy) -> Iterator[str]:
     yield ""
     if alert.fix:
         yield "Type:"
+        yield from _enter(policy)
         yield f"  {alert.fix}"
     yield "What to do, step by step:"
     yield f"  {runbook_place(alert.runbook)}"
     yield "To take it on, so that nobody else is called:"
+    yield from _enter(policy)
     yield f"  {command(f'ack {alert.fingerprint}', policy)}"
+
+
+def _enter(policy: Policy) -> Iterator[str]:
+    """A card's paths hold in the folder in which its commands are typed."""
+    if policy.folder:
+        yield f"  cd {shlex.quote(policy.folder)}"
 
 
 def runbook_place(page: str) -> str:
@@ -220,6 +228,7 @@ def _digest_lines(
         yield from _wrapped(f"{what} to be sent, the oldest since {moment(backlog.since, policy)}.")
     yield ""
     yield "A day without this summary means that the watchdog itself stands still."
+    yield from _enter(policy)
     yield f"  {command('list', policy)}"
 
 

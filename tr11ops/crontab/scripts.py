@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.crontab.runner import child_environment, tr11_command
-from tr11ops.launch.render import batch_options
+from tr11ops.launch.render import batch_options, script_engine
 from tr11ops.runcard import RunCard
 from tr11ops.shipped import read_shipped
 
@@ -69,14 +66,7 @@ def link_script(typed: Typed, chain: str, request: BatchRequest, command: Sequen
 
 
 def _rendered(template: tuple[str, ...], typed: Typed, command: Sequence[str], **more: object) -> str:
-    engine = jinja2.Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-    )
-    engine.filters["sh"] = shlex.quote
+    engine = script_engine()
     environment = sorted(typed.needed_environment().items())
     values = {"run": typed.card.run.name, "environment": environment, "folder": str(typed.folder), **more}
     options = more.get("options", [])

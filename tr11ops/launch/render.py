@@ -74,6 +74,19 @@ def quoted_option(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def script_engine() -> jinja2.Environment:
+    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for the shell."""
+    engine = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    engine.filters["sh"] = shlex.quote
+    return engine
+
+
 def render_script(
     request: BatchRequest,
     *,
@@ -98,14 +111,7 @@ def render_script(
     for text in (*options, request.name, variant):
         if "\n" in text or "\r" in text:
             raise ValueError(f"{text!r} cannot stand on one line of a batch script; choose a path without line ends")
-    engine = jinja2.Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-    )
-    engine.filters["sh"] = shlex.quote
+    engine = script_engine()
     root = code_root()
     script = str(
         engine.from_string(read_shipped(*TEMPLATE)).render(
