@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.base import JobState
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.zombie import batch_host
 from tr11ops.snapshot import Snapshot, known
 
 NAME = "node-lost"
@@ -18,10 +20,12 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding per job; CRITICAL when the node that runs the batch script is among the lost ones."""
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
     for job in signs.active_jobs(snapshot):
+        if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
+            continue
         lost = [name for name in job.nodes if name in nodes and nodes[name].states & DEAD_STATES]
         if not lost:
             continue
-        zombie = lost[0] == job.nodes[0]
+        zombie = (batch_host(snapshot, job) or job.nodes[0]) in lost
         named = ", ".join(lost[:4]) + (" ..." if len(lost) > 4 else "")
         title = f"job {job.job_id} has lost {named}" + (", which ran its batch script" if zombie else "")
         evidence = tuple(

@@ -21,8 +21,8 @@ class Standing:
 
     @property
     def rest(self) -> tuple[Heartbeat, ...]:
-        odd = {beat.rank for beat in self.odd}
-        return tuple(beat for beat in self.beats if beat.rank not in odd)
+        odd = frozenset(self.odd)
+        return tuple(beat for beat in self.beats if beat not in odd)
 
 
 def standing(beats: tuple[Heartbeat, ...], pace: float | None) -> Standing:

@@ -5,7 +5,6 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from statistics import median
@@ -24,6 +23,7 @@ STARTING_PHASE = "starting"
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 RECENT_STEPS = 100
+SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
 COMMAND_GROUPS = frozenset({"alerts", "checkpoints", "cron", "nodes"})  # of two words each
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
@@ -142,8 +142,8 @@ def total_iterations(snapshot: Snapshot) -> int | None:
 def seconds_per_iteration(snapshot: Snapshot) -> float | None:
     """Median of the recent steps: the mean would carry the few slow ones into every forecast."""
     recent = [step.record.seconds_per_iteration for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
-    finite = [value for value in recent if math.isfinite(value) and value > 0]
-    return median(finite) if finite else None
+    likely = [value for value in recent if SHORTEST_PACE < value < LONGEST_PACE]  # garbage would overflow a forecast
+    return median(likely) if likely else None
 
 
 def remaining_seconds(snapshot: Snapshot) -> float | None:

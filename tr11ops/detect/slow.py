@@ -20,7 +20,7 @@ NAME = "slow"
 NEEDS = ("jobs", "steps", "phases")
 
 LAST_LINES = 3
-LAST_SECONDS = 60.0  # at least: three quick lines are a hiccup
+LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
 MOST_LAST_LINES = 100
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -46,7 +46,7 @@ class Slowdown:
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Mean and median of the last 3 lines, or minute, against 100 lines of the same launch, batch and length."""
+    """Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch, batch and length."""
     if not signs.active_jobs(snapshot):
         return
     found = slowdown(snapshot)

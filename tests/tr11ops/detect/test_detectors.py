@@ -331,7 +331,7 @@ def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> 
     assert severities(given_snapshot, detector) == expected
 
 
-ELSEWHERE = {  # those of test_training_detectors.py, which need a course of steps, and of test_operation_detectors.py
+ELSEWHERE = {  # those of test_training_numbers.py, which need a course of steps, and of test_operation_detectors.py
     "slow", "slow-node", "loss-spike", "gradient-norm", "counters-jump", "log-not-growing",
     *(detector.NAME for detector in OPERATION),
 }  # fmt: skip

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.tr11ops.status_cases import NOW, pending, record, running, snapshot
+from tr11ops.detect import registry
+from tr11ops.detect.finding import Finding
 from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.training import Event, LogFile, Phase, TrainingFacts
 from trainer.contract import Heartbeat, StepRecord
@@ -198,3 +200,45 @@ class Course:
             "logs": (LogFile("main_log.txt", 10**9, self.logged), LogFile("metrics.jsonl", 10**6, self.logged)),
         }
         return snapshot(**{**values, **changes})
+
+
+# ----------------------------------------------------------------------------- looking at it
+OF_TRAINING = {
+    "hung", "stalled", "slow", "slow-node", "loss-spike", "gradient-norm", "loss-not-finite", "counters-jump",
+    "log-not-growing", "checkpoint-overdue", "checkpoint-unsound",
+}  # fmt: skip
+
+
+def findings(given_snapshot: Snapshot) -> list[Finding]:
+    return [finding for finding in registry.detect_all(given_snapshot) if finding.detector in OF_TRAINING]
+
+
+def names(given_snapshot: Snapshot) -> list[str]:
+    return [finding.detector for finding in findings(given_snapshot)]
+
+
+def only(given_snapshot: Snapshot, detector: str) -> Finding:
+    (finding,) = [finding for finding in findings(given_snapshot) if finding.detector == detector]
+    return finding
+
+
+def at(iteration: int, **changes: Any) -> Course:
+    """A course that is looked at as it begins the iteration after this one."""
+
+    def stop(course: Course) -> None:
+        if course.iteration == iteration:
+            raise Over
+
+    return Course(hook=stop, **changes).run()
+
+
+def later(course: Course, seconds: float, **changes: Any) -> Snapshot:
+    """The same files, seen so much later."""
+    seen = course.see()
+    return dataclasses.replace(seen, time=seen.time + seconds, **changes)
+
+
+def moved(course: Course, ranks: set[int], **changes: Any) -> tuple[Heartbeat, ...]:
+    given_beats = course.see().heartbeats
+    assert isinstance(given_beats, tuple)
+    return tuple(dataclasses.replace(beat, **changes) if beat.rank in ranks else beat for beat in given_beats)
