@@ -108,6 +108,11 @@ _STEP_FIELDS = {entry.name: entry for entry in fields(StepRecord)}
 _INTEGERS = {"iteration", "total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size"}
 
 
+def _is_number(value: object) -> bool:
+    """What a step's record may hold; None stands where a value was not measured."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 def _metrics_step(line: str) -> Step | None:
     """One line of metrics.jsonl; None if it is not a step. A number written as null was not finite."""
     try:
@@ -125,8 +130,7 @@ def _metrics_step(line: str) -> Step | None:
             else:
                 found[name] = item
         record = StepRecord(**found)
-        numbers = (record.lm_loss, record.seconds_per_iteration, record.tflops, record.samples_per_second)
-        if not all(isinstance(number, int | float) for number in numbers):
+        if not all(_is_number(getattr(record, name)) for name in _STEP_FIELDS):
             return None
         time = value.get("time")
         return Step(record, float(time) if isinstance(time, int | float) else None, str(value.get("job_id", "")))

@@ -19,7 +19,7 @@ from tr11ops.cluster.base import Job
 from tr11ops.crontab import state as periodic
 from tr11ops.evidence import cause, observed, tail_lines
 from tr11ops.filesystems.history import Usage, read_usage
-from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts
+from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Observed, Unknown, known
 from tr11ops.units import bytes_of
@@ -49,6 +49,7 @@ class OperationSeen:
     usage: Observed[tuple[Usage, ...]]
     clocks: Observed[tuple[ClockReading, ...]]
     least_used: Observed[tuple[LeastUsed, ...]]
+    shut_folders: Observed[tuple[ShutFolder, ...]]
 
 
 def operation_facts(card: RunCard) -> OperationFacts:
@@ -127,12 +128,40 @@ def see_operation(
         usage=read_usage(directory) if facts.filesystems else (),
         clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
         least_used=read_least_used(directory.paths, facts.used_files) if facts.purge_days is not None else (),
+        shut_folders=read_shut_folders(directory.paths),
     )
 
 
 def unseen_operation(why: Unknown) -> OperationSeen:
     """Where the run directory is not there: nothing of it is known, for that one reason."""
-    return OperationSeen(why, why, None, why, why, why, why, why, why, why)
+    return OperationSeen(why, why, None, why, why, why, why, why, why, why, why)
+
+
+# ----------------------------------------------------------------------------- folders that nobody can write to
+def read_shut_folders(paths: RunPaths) -> Observed[tuple[ShutFolder, ...]]:
+    """The run's own folders on a full or read-only file system; the first of each. Nothing is written to find out.
+
+    A quota that is used up does not show here: `tr11 fs-watchdog` asks for it.
+    """
+    return observed(lambda: tuple(_shut_folders((paths.root, paths.state, paths.checkpoints, paths.main_log.parent))))
+
+
+def _shut_folders(folders: Iterable[Path]) -> Iterator[ShutFolder]:
+    known_devices = set()
+    for folder in folders:
+        try:
+            device, room = folder.stat().st_dev, os.statvfs(folder)
+        except FileNotFoundError:  # not made yet
+            continue
+        if device in known_devices:
+            continue
+        known_devices.add(device)
+        if room.f_flag & os.ST_RDONLY:
+            yield ShutFolder(str(folder), "read-only", is_full=False)
+        elif room.f_blocks and not room.f_bavail:
+            yield ShutFolder(str(folder), "no byte is left", is_full=True)
+        elif room.f_files and not room.f_favail:
+            yield ShutFolder(str(folder), "no inode is left", is_full=True)
 
 
 # ----------------------------------------------------------------------------- copies and holds

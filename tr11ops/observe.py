@@ -41,8 +41,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
 
 def scheduler_kind(directory: RunDirectory) -> str | None:
     """The kind of scheduler that the newest submission went to; None when nothing readable says."""
-    submissions, _ = evidence.read_submissions(directory)
-    return next((entry.scheduler for entry in known(submissions, ()) if entry.scheduler), None)
+    return directory.recorded_scheduler()
 
 
 def observe(
@@ -147,18 +146,24 @@ class _Ownership:
         self._mark = mark
         self._variant = variant
         self._variants = {entry.tag: entry.variant for entry in submissions}
+        self._marked: dict[str, bool | None] = {}
         self._by_job: dict[str, Submission] = {}
         for entry in submissions:
             if entry.job_id is not None and entry.variant == variant:
                 self._by_job.setdefault(entry.job_id, entry)
 
     def has(self, job: Job) -> bool:
-        marked = parse_comment(job.comment)
-        if marked is not None:
-            tag, mark = marked
-            return mark == self._mark and self._variants.get(tag, self._variant) == self._variant
+        if job.comment not in self._marked:  # the same for all tasks of an array
+            marked = parse_comment(job.comment)
+            self._marked[job.comment] = None if marked is None else self._is_ours(*marked)
+        is_ours = self._marked[job.comment]
+        if is_ours is not None:
+            return is_ours
         entry = self._by_job.get(job.raw_id) or self._by_job.get(job.array_id or job.raw_id)
         return entry is not None and (job.submit_time is None or job.submit_time >= entry.time - 60.0)
+
+    def _is_ours(self, tag: str, mark: str) -> bool:
+        return mark == self._mark and self._variants.get(tag, self._variant) == self._variant
 
 
 def _exclusions(

@@ -54,6 +54,15 @@ class CopyStatus:
 
 
 @dataclass(frozen=True)
+class ShutFolder:
+    """A folder of the run that nobody can write to, as seen from this host: its file system is full, or read-only."""
+
+    path: str
+    why: str
+    is_full: bool
+
+
+@dataclass(frozen=True)
 class ClockReading:
     """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
 

@@ -186,6 +186,21 @@ class RunDirectory:
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.time, record.tag))  # tags know whole seconds alone
 
+    def recorded_scheduler(self) -> str | None:
+        """The kind of scheduler that the newest submission went to; None when nothing readable says."""
+        try:
+            tags = self.tags()
+        except OSError:
+            return None
+        for tag in reversed(tags):
+            try:
+                record = Submission.read(self.submission(tag).record)
+            except (OSError, ValueError):
+                continue
+            if record is not None and record.scheduler:
+                return record.scheduler
+        return None
+
     def write_submission(self, record: Submission) -> None:
         """Write or replace one submission's record. Raises OSError as the file system does."""
         make_shared(self.submission(record.tag).folder)

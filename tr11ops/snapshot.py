@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts
+from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import Submission
 from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import EndMarker, Heartbeat, StepRecord
@@ -185,6 +185,7 @@ class Snapshot:
     usage: Observed[tuple[Usage, ...]] = ()
     clocks: Observed[tuple[ClockReading, ...]] = ()
     least_used: Observed[tuple[LeastUsed, ...]] = ()
+    shut_folders: Observed[tuple[ShutFolder, ...]] = ()
 
     @cached_property
     def active_jobs(self) -> tuple[Job, ...]:
@@ -215,6 +216,7 @@ class Snapshot:
             "checkpoints", "kill_switch", "exclusions", "submissions", "phases", "events", "logs", "node_warnings",
             "launch_ends",
             "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks", "least_used",
+            "shut_folders",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

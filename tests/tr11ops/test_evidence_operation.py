@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ def test_an_empty_run_directory_is_seen_and_holds_nothing(directory: RunDirector
         "usage": (),
         "clocks": (),
         "least_used": (),
+        "shut_folders": (),
     }
 
 
@@ -87,6 +89,27 @@ def test_where_there_is_no_run_directory_everything_is_unknown() -> None:
     assert unseen.pop("holds_changed") is None
     assert set(unseen.values()) == {Unknown("not mounted")}
     assert len(unseen) == len(fields(reading.OperationSeen)) - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, []),
+        ({"f_bavail": 0}, ["no byte is left"]),
+        ({"f_favail": 0}, ["no inode is left"]),
+        ({"f_flag": os.ST_RDONLY, "f_bavail": 0}, ["read-only"]),
+        ({"f_files": 0, "f_favail": 0}, []),  # it counts no inodes
+    ],
+)
+def test_folders_that_nobody_can_write_to(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], why: list[str]
+) -> None:
+    directory.paths.state.mkdir(parents=True)
+    room = SimpleNamespace(**{"f_flag": 0, "f_blocks": 9, "f_bavail": 9, "f_files": 9, "f_favail": 9, **changes})
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    found = reading.read_shut_folders(directory.paths)
+    assert not isinstance(found, Unknown)
+    assert [(folder.path, folder.why) for folder in found] == [(str(directory.root), text) for text in why]
 
 
 GARBAGE = [

@@ -107,6 +107,17 @@ def test_the_main_log_serves_where_metrics_say_nothing(paths: RunPaths) -> None:
     assert found[0].time is None
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "grad_norm", "num_zeros", "curriculum_length", "skipped_iterations"])
+@pytest.mark.parametrize("value", ["high", True, [1], {}])
+def test_a_step_with_something_else_than_a_number_is_none(paths: RunPaths, name: str, value: object) -> None:
+    rows = [{"kind": "step", **asdict(record(n)), "time": 1.0} for n in (1, 2)]
+    rows[1][name] = value
+    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_steps(paths)
+    assert isinstance(found, tuple)
+    assert [step.record.iteration for step in found] == [1]
+
+
 def test_a_line_being_written_is_not_read(paths: RunPaths) -> None:
     text = json.dumps({"kind": "step", **asdict(record(1)), "time": 1.0})
     paths.metrics.write_text(text + "\n" + text[:-1])

@@ -142,7 +142,7 @@ def test_it_is_served_and_looked_at_anew() -> None:
         looks.append(1)
         return {**document(snapshot()), "iteration": len(looks)}
 
-    port, end = serve(look, "127.0.0.1", 0)
+    port, end = serve(look, "127.0.0.1", 0, ("r", "main"))
     try:
         for expected in (1, 2):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
@@ -152,6 +152,20 @@ def test_it_is_served_and_looked_at_anew() -> None:
         end()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+def test_a_look_that_fails_is_unknown_and_not_an_error_page(capfd: pytest.CaptureFixture[str]) -> None:
+    def look() -> dict[str, Any]:
+        raise OSError(5, "Input/output error")
+
+    port, end = serve(look, "127.0.0.1", 0, ("r", "main"))
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            samples = parsed(answer.read().decode())
+    finally:
+        end()
+    assert samples == {("tr11_unknown", (("run", "r"), ("variant", "main"), ("what", "look"))): 1.0}
+    assert capfd.readouterr().err == ""
 
 
 # ----------------------------------------------------------------------------- as typed
@@ -210,7 +224,7 @@ def test_what_is_served_is_not_watched(place: Place) -> None:
 
 
 def test_the_served_page_as_typed_and_a_port_that_is_taken(place: Place) -> None:
-    port, end = serve(lambda: document(snapshot()), "127.0.0.1", 0)
+    port, end = serve(lambda: document(snapshot()), "127.0.0.1", 0, ("r", "main"))
     taken = place.status("--scheduler", "local", "--prometheus", f"127.0.0.1:{port}")
     end()
     assert taken.returncode == 1

@@ -173,7 +173,7 @@ def test_every_open_alert_says_who_has_it() -> None:
 
 
 def test_no_alert_means_something_only_where_somebody_looks() -> None:
-    assert [text for _, text, _ in alerts(snapshot(), ())] == ["none open; no watchdog runs (tr11 cron)"]
+    assert [text for _, text, _ in alerts(snapshot(), ())] == ["none open; no watchdog runs (tr11 cron install)"]
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=(cron_job(),)), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=Unknown("away")), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(), Unknown("unreadable"))] == ["unknown: unreadable"]

@@ -178,6 +178,18 @@ def test_a_scheduler_that_is_not_there_could_not_be_observed(place: Place) -> No
     assert "scheduler unreachable: squeue" in " ".join(done.stdout.lower().split())
 
 
+def test_one_look_asks_slurm_twice(place: Place) -> None:
+    place.directory.root.mkdir()
+    programs, notes = place.folder / "programs", place.folder / "calls"
+    programs.mkdir()
+    for name in ("squeue", "scontrol", "sinfo", "sacct"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} >>"{notes}"\n')
+        (programs / name).chmod(0o755)
+    done = place.status("--scheduler", "slurm", "--json", PATH=f"{programs}:{os.environ['PATH']}")
+    assert (done.returncode, json.loads(done.stdout)["jobs"]) == (1, [])
+    assert sorted(notes.read_text().split()) == ["scontrol", "squeue"]
+
+
 def test_a_running_array_on_the_embedded_scheduler(place: Place, scheduler: LocalScheduler) -> None:
     place.directory.root.mkdir()
     job_id = place.submit(scheduler)

@@ -106,13 +106,17 @@ def test_the_frame_never_exceeds_the_window(width: int, height: int) -> None:
 
 
 def test_lines_go_on_until_they_are_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    looks = iter([look_at(snapshot()), look_at(snapshot(jobs=(), heartbeats=()))])
+    looks = iter([look_at(snapshot()), OSError(5, "Input/output error"), look_at(snapshot(jobs=(), heartbeats=()))])
 
     def look() -> Look:
-        try:
-            return next(looks)
-        except StopIteration:
-            raise KeyboardInterrupt from None
+        found = next(looks, None)
+        if found is None:
+            raise KeyboardInterrupt
+        if isinstance(found, OSError):
+            raise found
+        return found
 
     assert watch_lines(look, 0.0, True, Console(file=io.StringIO())) == 1
-    assert [line[:14] for line in capsys.readouterr().out.splitlines()] == ['{"schema": 1, '] * 2
+    shown = capsys.readouterr()
+    assert [line[:14] for line in shown.out.splitlines()] == ['{"schema": 1, '] * 2
+    assert shown.err == "tr11: the look failed (OSError: [Errno 5] Input/output error); trying again\n"

@@ -105,7 +105,7 @@ def process(
     if observed:
         notes += _ping(card)
     left = waiting(directory)
-    if isinstance(left, Unknown):
+    if isinstance(left, Unknown) and not any(left.why in note for note in notes):
         notes.append(f"outbox: {left.why}")
     return Outcome(
         open=stored.book.open_alerts,

@@ -12,7 +12,7 @@ import typer
 
 from tr11ops.cli.alerts_change import ack, assign, resolve, snooze
 from tr11ops.cli.alerts_view import SCHEMA, alert_values, open_room, rows
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, say
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, named_card, say
 from tr11ops.cli.nodes_view import moment, plain_text, show, table
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def test(
     from tr11ops.alerts.people import send_test
 
     room = open_room(run, overrides, must_exist=False)
-    results = send_test(room.directory, room.card, tuple(to or ()), time.time(), run or "")
+    results = send_test(room.directory, room.card, tuple(to or ()), time.time(), named_card(run))
     if not results:
         raise Refusal("nobody would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
     if as_json:
@@ -139,9 +139,9 @@ def digest(
         raise Refusal("--again goes with --send", exit_code=2)
     try:
         if not send:
-            _show_digest(*read_digest(room.directory, room.card, time.time(), run or ""), as_json)
+            _show_digest(*read_digest(room.directory, room.card, time.time(), named_card(run)), as_json)
             return
-        message, notes = send_digest(room.directory, room.card, time.time(), again, run or "")
+        message, notes = send_digest(room.directory, room.card, time.time(), again, named_card(run))
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     for line in notes:
@@ -183,7 +183,7 @@ def rota(
     from tr11ops.alerts.wording import moment as said
 
     room = open_room(run, overrides, must_exist=False)
-    policy = policy_for(room.directory, room.card, run or "")
+    policy = policy_for(room.directory, room.card, named_card(run))
     found, begin = [], time.time()
     for _ in range(turns if policy.rota else 0):
         end = policy.turn_ends(begin)

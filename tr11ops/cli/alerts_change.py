@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.cli.alerts_view import SCHEMA, Room, alert_values, open_room
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, say
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, named_card, say
 from tr11ops.cli.nodes_view import plain_text
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _do(
             notes: tuple[str, ...] = ("nothing was changed (--dry-run)",)
         else:
             wanted = [PersonalChange(name, change, kind, user_name(), why) for name in typed]
-            alerts, notes = change_alerts(room.directory, room.card, wanted, time.time(), run or "")
+            alerts, notes = change_alerts(room.directory, room.card, wanted, time.time(), named_card(run))
     except NoSuchAlert as error:
         raise Refusal(f"FP: {error}; nothing was changed", exit_code=2) from None
     except ValueError as error:

@@ -50,6 +50,11 @@ def card_path(run: str | None) -> Path:
     return find_card(run, os.environ, Path.cwd())
 
 
+def named_card(run: str | None) -> str:
+    """What a message read in another shell must give as `--run`; "" where the folder's own card is meant."""
+    return run or os.environ.get("TR11_RUN", "")
+
+
 def read_card(run: str | None, overrides: list[str] | None = None, keep_undefined: bool = False) -> RunCard:
     """The card that the command line means, completed and checked. Raises CardError with every problem."""
     from tr11ops.runcard import load_card
@@ -69,6 +74,14 @@ def open_scheduler(kind: str) -> Scheduler:
     if kind not in {"slurm", "local", "auto"}:
         raise Refusal(f"--scheduler = {kind!r}: is not a scheduler; use slurm, local or auto", exit_code=2)
     return choose_scheduler(kind)  # type: ignore[arg-type]
+
+
+def require_file(path: Path, option: str) -> None:
+    """Refuse what cannot become a file: a rename onto a device would replace it. Raises Refusal."""
+    if not path.parent.is_dir():
+        raise Refusal(f"{option} {path}: there is no folder {path.parent}", exit_code=2)
+    if path.exists() and not path.is_file():
+        raise Refusal(f"{option} {path}: is not a file", exit_code=2)
 
 
 def say(text: str) -> None:

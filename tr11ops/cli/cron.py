@@ -245,7 +245,7 @@ def _show_status(seen: CronView, now: float) -> None:
         print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {problem.fix}"))
         if len(seen.problems) > 1:
             print(plain_text(f"    type: {problem.fix}"))
-    for text in seen.unknown if len(seen.unknown) > 1 or seen.problems else ():
+    for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
         print(plain_text(f"  unknown: {text}"))
     made = screen("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
     for row in seen.rows:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, is_terminal, read_card, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SetOption,
+    directory_of,
+    is_terminal,
+    named_card,
+    read_card,
+    say,
+)
 
 if TYPE_CHECKING:
     from tr11ops.filesystems.history import Usage
@@ -43,7 +53,7 @@ def fs_watchdog(
     ] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Are the file systems getting full? Asks each [[filesystems]] table's source and keeps a sample of it.
+    """Are the file systems getting full? Asks each `filesystems` table's source and keeps a sample of it.
 
     Exit code 0: none is full; 1: one is; 2: wrong usage; 3: nothing could be observed.
 
@@ -73,7 +83,7 @@ def fs_watchdog(
     if kept:
         say(kept)
     if not no_email and directory.exists:
-        for note in _alert(directory, card, looks, report.time, run or ""):
+        for note in _alert(directory, card, looks, report.time, named_card(run)):
             say(note)
     raise typer.Exit(report.exit_code)
 

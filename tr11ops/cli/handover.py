@@ -22,16 +22,17 @@ from tr11ops.cli.common import (
     SetOption,
     directory_of,
     read_card,
+    require_file,
     say,
 )
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.journal import Entry
-    from tr11ops.report.handover import Material, Standing
+    from tr11ops.journal import Entry, Ledger
+    from tr11ops.report.handover import Handover, Material, Standing
     from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.snapshot import Unknown
+    from tr11ops.rundir import RunDirectory, Submission
+    from tr11ops.snapshot import Observed, RunFacts, Unknown
 
 DEFAULT_SINCE = "12h"
 LEAST_AHEAD_SECONDS = 12 * 3600.0  # the coming shift is as long as the one before, but not shorter than this
@@ -68,6 +69,7 @@ def handover(
       tr11 handover --since 3d --dry-run
     """
     from tr11ops.journal import read_journal
+    from tr11ops.observe import facts_of
     from tr11ops.report.handover import hand_over
     from tr11ops.report.handover_coming import coming_events
     from tr11ops.report.handover_text import document
@@ -76,12 +78,13 @@ def handover(
     directory = directory_of(card)
     if not directory.exists:
         raise Refusal(f"{directory.root} does not exist: nothing was launched from this card here; check --run", 3)
-    if output is not None and (not output.parent.is_dir() or (output.exists() and not output.is_file())):
-        raise Refusal(f"-o {output}: not a file in a folder that exists", exit_code=2)
+    if output is not None:
+        require_file(output, "--output")
     now = time.time()
     ledger = read_journal(directory.journal)
     begun, basis = begin_of(since, now, ledger.entries)
-    material = _gather(card, directory, run or "", _scheduler(directory, scheduler), begun, now)
+    eye = _scheduler(directory, scheduler)
+    material = _gather(card, directory, facts_of(card, run or ""), eye, ledger, begun, now)
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.surroundings, card, ahead)
     made = hand_over(material, begun, now, basis, coming)
@@ -101,7 +104,7 @@ def handover(
         _record(directory, begun, now)
 
 
-def _markdown(made: Any) -> str:
+def _markdown(made: Handover) -> str:
     from tr11ops.report.glyphs import shows_unicode
     from tr11ops.report.handover_text import markdown
 
@@ -170,13 +173,18 @@ def _scheduler(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
 
 
 def _gather(
-    card: RunCard, directory: RunDirectory, typed: str, scheduler: Scheduler | Unknown, begun: float, now: float
+    card: RunCard,
+    directory: RunDirectory,
+    facts: RunFacts,
+    scheduler: Scheduler | Unknown,
+    ledger: Ledger,
+    begun: float,
+    now: float,
 ) -> Material:
     from tr11ops.alerts.reading import incidents
     from tr11ops.detect.registry import detect_all
     from tr11ops.evidence import observed
-    from tr11ops.journal import read_journal
-    from tr11ops.observe import facts_of, observe
+    from tr11ops.observe import observe
     from tr11ops.report.goodput import account
     from tr11ops.report.handover import Material
     from tr11ops.report.history import read_history
@@ -184,11 +192,10 @@ def _gather(
     from tr11ops.snapshot import Unknown, known
     from tr11ops.verdict import judge
 
-    snapshot = observe(directory, facts_of(card, typed), scheduler, now)
+    snapshot = observe(directory, facts, scheduler, now)
     findings = detect_all(snapshot)
     history = read_history(directory, snapshot.jobs)
     seen = incidents(directory)
-    ledger = read_journal(directory.journal)
     standings = observed(lambda: (_standing(directory, begun), _standing(directory, now)))
     surroundings = see_surroundings(directory, card, snapshot)
     hidden = [
@@ -220,7 +227,7 @@ def _standing(directory: RunDirectory, moment: float) -> Standing | None:
     return standing_at(directory.paths.metrics, moment)
 
 
-def _cards(directory: RunDirectory, submissions: Any) -> dict[str, Mapping[str, Any]]:
+def _cards(directory: RunDirectory, submissions: Observed[tuple[Submission, ...]]) -> dict[str, Mapping[str, Any]]:
     from tr11ops.evidence import observed
     from tr11ops.snapshot import known
     from trainer.contract import read_json

@@ -14,6 +14,7 @@ from tr11ops.cli.common import (
     SchedulerOption,
     SetOption,
     directory_of,
+    named_card,
     read_card,
     say,
 )
@@ -69,7 +70,9 @@ def pulse(
     eye, hand = _edges(directory, scheduler)
     allowed = card.watch.act if act is None else act
     hands = _hands(run, overrides, hand) if allowed and hand is not None else None
-    result = take_pulse(Run(card, directory, eye, user_name(), run or ""), hands, email=not no_email, dry_run=dry_run)
+    result = take_pulse(
+        Run(card, directory, eye, user_name(), named_card(run)), hands, email=not no_email, dry_run=dry_run
+    )
     if as_json:
         typer.echo(json.dumps(document(result, dry_run), indent=1, allow_nan=False))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SchedulerOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.common import (
+    Refusal,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    directory_of,
+    read_card,
+    require_file,
+    say,
+)
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
@@ -44,6 +52,9 @@ def report(
 
       tr11 report --no-charts -o - > report.html
     """
+    to_stdout = str(output) == "-"
+    if not to_stdout:
+        require_file(output, "--output")
     card = read_card(run, overrides)
     directory = directory_of(card)
     if not directory.exists:
@@ -58,7 +69,7 @@ def report(
     material = gather(directory, facts_of(card, run or ""), _scheduler(directory, scheduler), time.time())
     page = page_of(material, times, charts)
     text = render(page, script() if charts else "")
-    if str(output) == "-":
+    if to_stdout:
         typer.echo(text, nl=False)
         return
     _write(output, text)
@@ -90,10 +101,9 @@ def _scheduler(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all. Raises Refusal when the place refuses it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    from trainer.contract import write_atomically
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise Refusal(f"--output {path}: {error.strerror or error}") from None

@@ -80,7 +80,6 @@ def status(  # options of a command line: typer calls it by name
         raise Refusal(f"--watch {seconds:g}: must be between 1 and 86400 seconds", exit_code=2)
     if scheduler not in CLUSTERS:
         raise Refusal(f"--scheduler {scheduler!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
-    view = _view(run, overrides, scheduler, digests)
     if prometheus is not None and as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
     if prometheus is not None:
@@ -153,21 +152,23 @@ def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool
     from tr11ops.cluster.ahead import AskedAhead
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
-    from tr11ops.observe import facts_of, scheduler_kind
-    from tr11ops.snapshot import Unknown
 
     card = read_card(run, overrides)
     directory = directory_of(card)
     if kind == "auto":
-        recorded = scheduler_kind(directory)
+        recorded = directory.recorded_scheduler()
         kind = recorded if recorded in CLUSTERS else kind
-    chosen: Overview | Unknown
+    chosen: Overview | str
     try:
         # the commands of a scheduler take their time, and so do our own imports: side by side
         chosen = AskedAhead(choose_scheduler(kind), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
-        chosen = Unknown(f"no {kind} scheduler here: {error}")
-    return View(card, directory, facts_of(card, run or ""), chosen, digests)
+        chosen = f"no {kind} scheduler here: {error}"
+    from tr11ops.observe import facts_of
+    from tr11ops.snapshot import Unknown
+
+    eye = Unknown(chosen) if isinstance(chosen, str) else chosen
+    return View(card, directory, facts_of(card, run or ""), eye, digests)
 
 
 def _watch(view: View, seconds: float, as_json: bool) -> int:
@@ -205,9 +206,9 @@ def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
     try:
         while True:
             began = time.monotonic()
-            look = view.look()
-            code = look.verdict.exit_code
             try:
+                look = view.look()
+                code = look.verdict.exit_code
                 write_atomically(path, exposition(look.document()))
             except OSError as error:
                 words = f"{path} could not be written: {error.strerror or error}"
@@ -230,7 +231,7 @@ def _serve(view: View, host: str, port: int) -> int:
     over = threading.Event()
     source = _Source(view)
     try:
-        bound, end = serve(source.document, host, port)
+        bound, end = serve(source.document, host, port, (view.facts.name, view.facts.variant))
     except OSError as error:
         raise Refusal(f"--prometheus {host}:{port} cannot be served: {error.strerror or error}") from None
     for number in (signal.SIGTERM, signal.SIGINT):

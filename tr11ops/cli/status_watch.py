@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tr11ops.cli.common import say
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -88,8 +90,13 @@ def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console
 def _looks(view: Callable[[], Look], seconds: float) -> Iterator[Look]:
     while True:
         began = time.monotonic()
-        look = view()
-        yield look
+        look = None
+        try:
+            look = view()
+        except Exception as error:  # whatever it was, the next look may see
+            say(f"tr11: the look failed ({type(error).__name__}: {' '.join(str(error).split())}); trying again")
+        if look is not None:
+            yield look
         time.sleep(max(seconds, 2 * (time.monotonic() - began)))
 
 

@@ -37,7 +37,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
     Thousands of waiting jobs repeat the same few values: each is read once.
     """
     state_of, names_of, limit_of = cache(job_state), cache(node_names), cache(duration_seconds)
-    time_of, exit_of = cache(time_stamp), cache(_exit)
+    time_of, exit_of, value_of, place_of = cache(time_stamp), cache(_exit), cache(text_value), cache(posixpath.join)
     jobs = []
     for line in text.split(f"{SEPARATOR}\n"):
         if not line:
@@ -47,11 +47,12 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
             return None
         shown, raw_id, array, tasks, name, user, state, reason, partition, nodes, count = fields[:11]
         submitted, started, ended, eligible, limit, dependency, code, derived, output, directory, comment = fields[11:]
-        in_array = text_value(tasks) != ""
+        in_array = tasks != "N/A" and text_value(tasks) != ""
         array_id = array if in_array else None
         task_id = int(tasks) if tasks.isdigit() else None
         known_state = state_of(state)
         is_over = known_state.is_final
+        pattern = value_of(output)
         exit_code, exit_signal = exit_of(code) if is_over else (None, None)
         derived_code, derived_signal = exit_of(derived) if is_over else (None, None)
         jobs.append(
@@ -63,7 +64,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 name=name,
                 user=user,
                 state=known_state,
-                reason=text_value(reason),
+                reason=value_of(reason),
                 partition=partition,
                 nodes=names_of(nodes),
                 node_count=int(count),
@@ -74,11 +75,13 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 exit_code=exit_code,
                 exit_signal=exit_signal,
                 derived_exit_code=derived_code or (128 + derived_signal if derived_signal else derived_code),
-                comment=text_value(comment),
-                dependency=text_value(dependency),
+                comment=value_of(comment),
+                dependency=value_of(dependency),
                 pending_tasks=task_numbers(tasks) if in_array and task_id is None and not is_over else (),
                 working_directory=directory,
-                output=_output(text_value(output), directory, name, user, raw_id, array_id, task_id),
+                output=_output(pattern, directory, name, user, raw_id, array_id, task_id)
+                if "%" in pattern
+                else pattern and place_of(directory, pattern),
                 eligible_time=time_of(eligible),
             )
         )
@@ -93,8 +96,7 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 def _output(
     pattern: str, directory: str, name: str, user: str, raw_id: str, array_id: str | None, task_id: int | None
 ) -> str:
-    if not pattern or "%" not in pattern:
-        return pattern and posixpath.join(directory, pattern)
+    """The file that a pattern with codes such as %A names."""
     known = {"%": "%", "x": name, "u": user, "A": array_id or raw_id}
     if array_id is None:
         known |= {"j": raw_id, "a": str(_NO_TASK)}

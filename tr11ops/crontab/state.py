@@ -124,7 +124,10 @@ _NUMBERS = {"started", "ended", "interval_seconds", "next_due", "time", "runs", 
 
 def _read(kind: type[Any], path: Path, name: str) -> Any:
     """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(error if str(path) in str(error) else f"{path} is not a record: {error}") from None
     if value is None:
         return None
     known = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}

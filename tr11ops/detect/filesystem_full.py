@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from tr11ops.detect import signs
@@ -13,7 +14,7 @@ from tr11ops.snapshot import Snapshot, known
 from tr11ops.units import duration
 
 NAME = "filesystem-full"
-NEEDS = ("usage",)
+NEEDS = ("usage", "shut_folders")
 
 CRITICAL_PERCENT = 97.0
 
@@ -21,8 +22,18 @@ CRITICAL_PERCENT = 97.0
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from 97 % on.
 
-    One finding a file system, from the last sample of it, however old: what is full empties by itself never.
+    One finding a file system, from the last sample of it, however old: what is full empties by itself never. Whether
+    the run's own folders can be written to is seen at each look; read-only may be so on this host alone.
     """
+    for folder in known(snapshot.shut_folders, ()):
+        yield Finding(
+            NAME,
+            Severity.CRITICAL if folder.is_full else Severity.WARNING,
+            f"{folder.path} cannot be written to: {folder.why}",
+            subject=folder.path,
+            evidence=("alerts, requests and the trainer's own records are kept there",),
+            fix=shlex.join(["df", "-h", folder.path]),
+        )
     samples = newest(known(snapshot.usage, ()))
     for rule in snapshot.run.operation.filesystems:
         sample = samples.get(rule.name)

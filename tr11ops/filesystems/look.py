@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from tr11ops.filesystems import df, du, idrquota, lfs, quota
@@ -31,24 +33,28 @@ class Look:
 
 def look_at(sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float) -> tuple[Look, ...]:
     """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source may take in all."""
-    found: dict[int, Look] = {}
+    answers: queue.SimpleQueue[tuple[int, Look | BaseException]] = queue.SimpleQueue()
 
     def ask(number: int, section: FilesystemSection) -> None:
-        found[number] = _look(section, runner, now, seconds)
+        try:
+            answers.put((number, _look(section, runner, now, seconds)))
+        except BaseException as error:  # raised again below: a thread's own would be lost
+            answers.put((number, error))
 
-    threads = [
-        threading.Thread(target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True)
-        for number, section in enumerate(sections)
-    ]
-    for thread in threads:
-        thread.start()
+    for number, section in enumerate(sections):
+        threading.Thread(target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True).start()
+    found: dict[int, Look] = {}
     try:
-        for thread in threads:
-            thread.join()
-    except BaseException:  # Ctrl-C: nothing may go on walking
+        while len(found) < len(sections):
+            number, answer = answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            found[number] = answer
+    except BaseException:  # Ctrl-C: nothing may go on walking when this returns
         runner.cancel()
-        for thread in threads:
-            thread.join(LAST_SECONDS)
+        with suppress(queue.Empty):
+            for _ in range(len(sections) - len(found)):
+                answers.get(timeout=2 * LAST_SECONDS)
         raise
     return tuple(found[number] for number in range(len(sections)))
 

@@ -128,7 +128,7 @@ def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
         yield f"Rights of the run's files are unknown: {drift.why}"
     elif drift is not None and drift.wrong:
         looked = f"{drift.entries:,}" if drift.complete else f"the first {drift.entries:,}"
-        yield f"{drift.wrong:,} of {looked} files and folders of the run are not usable for its group: tr11 perms check"
+        yield f"{drift.wrong:,} of {looked} files are not usable for the run's group: tr11 perms check"
 
 
 # ----------------------------------------------------------------------------- for programs

@@ -45,7 +45,7 @@ def step_value(match: re.Match[bytes]) -> float | None:
 
 
 def stamp_value(match: re.Match[bytes]) -> float | None:
-    return moment(match[1], match[2])
+    return moment(match[0])
 
 
 class Marks:

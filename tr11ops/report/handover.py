@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.exclusions import AUTOMATIC_OWNER
 from tr11ops.journal import Entry
@@ -276,22 +277,23 @@ def _value(value: Any) -> str:
 # ----------------------------------------------------------------------------- what is open
 def _open(material: Material) -> Iterator[Happened]:
     snapshot, alerts = material.snapshot, material.surroundings.alerts
-    yield from _alerts(known(alerts, ()), snapshot.time)
+    yield from _alerts(snapshot, known(alerts, ()))
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     for hold in known(snapshot.holds, ()):
-        yield Happened(
-            hold.time or snapshot.time, f"job {hold.job} is held (`tr11 resume` releases it)", hold.who, hold.why
-        )
+        words = f"job {hold.job} is held (`{signs.command(snapshot, 'resume')}` releases it)"
+        yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
     switch = snapshot.kill_switch
     if switch is not None and not isinstance(switch, Unknown):
         yield Happened(switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why)
     yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
 
 
-def _alerts(alerts: Iterable[Alert], now: float) -> Iterator[Happened]:
+def _alerts(snapshot: Snapshot, alerts: Iterable[Alert]) -> Iterator[Happened]:
+    now = snapshot.time
     for alert in alerts:
         owner = alert.owner or alert.acknowledged_by
-        has = f"{owner} has it" if owner else f"nobody has it (`tr11 alerts ack {alert.fingerprint}`)"
+        take = signs.command(snapshot, f"alerts ack {alert.fingerprint}")
+        has = f"{owner} has it" if owner else f"nobody has it (`{take}`)"
         snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
         quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
         page = f", runbook {alert.runbook}" if alert.runbook else ""

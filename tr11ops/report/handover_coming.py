@@ -50,7 +50,8 @@ def _queue(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Happened]
             moment = max(snapshot.time, job.start_time + limit)
             yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
     if covered and covered < left:
-        yield Happened(snapshot.time + covered, "the last queued task ends: launch more before (`tr11 launch`)")
+        more = signs.command(snapshot, "launch")
+        yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")
 
 
 # ----------------------------------------------------------------------------- the schedule
@@ -106,10 +107,10 @@ def _seconds_to(snapshot: Snapshot, course: tuple[Stretch, ...], end: End, done:
 
 # ----------------------------------------------------------------------------- the operation
 def _operation(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Happened]:
-    now = snapshot.time
+    now, check = snapshot.time, signs.command(snapshot, "nodes check --due")
     for entry in known(snapshot.exclusions, ()):
         if entry.until is not None:
-            yield Happened(max(now, entry.until), f"{entry.node} is due for a check (`tr11 nodes check --due`)")
+            yield Happened(max(now, entry.until), f"{entry.node} is due for a check (`{check}`)")
     for alert in known(surroundings.alerts, ()):
         if alert.snoozed_until is not None and alert.snoozed_until > now:
             yield Happened(alert.snoozed_until, f"the snooze ends: {alert.title}")

@@ -52,6 +52,8 @@ WHATS = frozenset({
     "usage", "clocks", "least_used", "latest", "alerts", "launch", "best_throughput",
 })  # fmt: skip
 OTHER = "other"
+LOOK = "look"  # at all
+UNKNOWN_HELP = "1 for what could not be observed."
 
 
 def families(document: Document) -> Iterator[GaugeMetricFamily]:
@@ -69,7 +71,7 @@ def families(document: Document) -> Iterator[GaugeMetricFamily]:
     yield from _state(document, run)
     yield from _operation(document, run)
     unknown = [((what,), 1.0) for what in unknown_whats(document)]
-    yield _family("tr11_unknown", "1 for what could not be observed.", ("what",), unknown, run)
+    yield _family("tr11_unknown", UNKNOWN_HELP, ("what",), unknown, run)
 
 
 def _state(document: Document, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
@@ -168,14 +170,21 @@ def _seconds(stamp: str | None) -> float | None:
 
 
 class StatusCollector:
-    """Gives Prometheus' own client the metrics of the document that `document_now` makes when it asks."""
+    """Gives Prometheus' own client the metrics of the document that `document_now` makes when it asks.
 
-    def __init__(self, document_now: Callable[[], Document]) -> None:
+    Where that fails there is one metric: `tr11_unknown{what="look"}` of this `run` (name, variant).
+    """
+
+    def __init__(self, document_now: Callable[[], Document], run: tuple[str, str]) -> None:
         self._document_now = document_now
+        self._run = run
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Called by the client at each scrape."""
-        return tuple(families(self._document_now()))
+        try:
+            return tuple(families(self._document_now()))
+        except Exception:  # the client would answer with a traceback
+            return (_family("tr11_unknown", UNKNOWN_HELP, ("what",), [((LOOK,), 1.0)], self._run),)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Nothing: so that registering does not look at the run."""
@@ -187,19 +196,21 @@ def exposition(document: Document) -> str:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: document))
+    registry.register(StatusCollector(lambda: document, ("", "")))
     return generate_latest(registry).decode("utf-8")
 
 
-def serve(document_now: Callable[[], Document], host: str, port: int) -> tuple[int, Callable[[], None]]:
+def serve(
+    document_now: Callable[[], Document], host: str, port: int, run: tuple[str, str]
+) -> tuple[int, Callable[[], None]]:
     """Serve /metrics in threads of their own; returns the port and what ends it. Raises OSError as the network does.
 
-    `document_now` is called at each scrape, by one thread at a time.
+    `document_now` is called at each scrape; `run` (name, variant) is for a scrape at which that fails.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
-    registry.register(StatusCollector(document_now))
+    registry.register(StatusCollector(document_now, run))
     server, thread = start_http_server(port, addr=host, registry=registry)
 
     def end() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tr11ops.detect import signs
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.periodic_job_failed import is_wanted
@@ -113,7 +114,7 @@ def filesystems(snapshot: Snapshot) -> Iterator[Row]:
     worst = worst_filesystem(snapshot)
     if worst is None:
         if snapshot.run.operation.filesystems:
-            yield "disks", "not looked at yet (tr11 fs-watchdog)", "yellow"
+            yield "disks", f"not looked at yet ({signs.command(snapshot, 'fs-watchdog')})", "yellow"
         return
     usage, kind, percent = worst
     rule = next((rule for rule in snapshot.run.operation.filesystems if rule.name == usage.name), None)
@@ -163,7 +164,11 @@ def alerts(snapshot: Snapshot, seen: Observed[tuple[Alert, ...]]) -> Iterator[Ro
     if not seen:
         jobs = snapshot.periodic_jobs
         alone = not isinstance(jobs, Unknown) and all(job.name != "pulse" for job in jobs)
-        yield "alerts", "none open" + ("; no watchdog runs (tr11 cron)" if alone else ""), ""
+        yield (
+            "alerts",
+            "none open" + (f"; no watchdog runs ({signs.command(snapshot, 'cron install')})" if alone else ""),
+            "",
+        )
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
         owner = alert.owner or alert.acknowledged_by
@@ -172,10 +177,10 @@ def alerts(snapshot: Snapshot, seen: Observed[tuple[Alert, ...]]) -> Iterator[Ro
         elif owner:
             owner = f"{owner} has it"
         else:
-            owner = f"nobody has it: tr11 alerts ack {alert.fingerprint}"
+            owner = f"nobody has it: {signs.command(snapshot, f'alerts ack {alert.fingerprint}')}"
         age = duration(max(0.0, snapshot.time - alert.began))
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
         label = "alerts" if index == 0 else ""
         yield label, f"{alert.severity.name} {alert.title}, since {age}; {owner}", style
     if len(seen) > ALERTS_SHOWN:
-        yield "", f"and {len(seen) - ALERTS_SHOWN} more (tr11 alerts list)", ""
+        yield "", f"and {len(seen) - ALERTS_SHOWN} more ({signs.command(snapshot, 'alerts list')})", ""

@@ -212,8 +212,9 @@ def _attempts(snapshot: Snapshot) -> Iterator[Row]:
         attempt for attempt in snapshot.attempts
         if attempt.end is not None or (attempt.job_id not in living and _is_over(snapshot, jobs.get(attempt.job_id)))
     ]  # fmt: skip
-    if not ended:
-        yield "attempts", "none has ended yet", ""
+    if not ended:  # one that died without a marker is seen by its job alone
+        seen = not isinstance(snapshot.jobs, Unknown) or not snapshot.attempts
+        yield "attempts", "none has ended yet" if seen else "none is known to have ended", ""
     # of those that ended well the newest is enough
     shown = [attempt for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN]) if index == 0 or is_bad(attempt)]
     for index, attempt in enumerate(shown):

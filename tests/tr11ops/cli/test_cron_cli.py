@@ -16,7 +16,7 @@ import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.test_launch_cli import run_directory
-from tests.tr11ops.crontab.test_chain import Queue
+from tests.tr11ops.crontab.test_cron_chain import Queue
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.base import JobState as SlurmState
 from tr11ops.crontab.chain import Link

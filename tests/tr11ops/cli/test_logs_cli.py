@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -246,3 +249,37 @@ def test_the_copy_on_the_hub(bench: LocalBench, monkeypatch: pytest.MonkeyPatch)
         hub.failures = [(503, "")] * 4
         away = bench.tr11("logs", "--remote", "big/logs")
         assert away.code == 3 and "nothing may be concluded" in away.err
+
+
+def test_ctrl_c_ends_following_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\n")
+    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "logs", "-f", "--file", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "one\n"
+        append(path, "two\n")()
+        assert process.stdout.readline() == "two\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60.0) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("a line\n" * 200_000)
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "logs",
+        "-n",
+        "200000",
+        "--file",
+        str(path),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(60.0) == 0

@@ -45,7 +45,7 @@ from tr11ops.detect import (
 )
 from tr11ops.detect.finding import Finding
 from tr11ops.filesystems.history import Usage
-from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts
+from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import Submission
 from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot, Unknown
 
@@ -260,6 +260,12 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
         ["CRITICAL"],
     ),
     ("never looked", operated(usage=()), filesystem_full, []),
+    (
+        "the run's own folders",
+        operated(shut_folders=(ShutFolder("/a b", "no byte is left", True), ShutFolder("/c", "read-only", False))),
+        filesystem_full,
+        ["CRITICAL", "WARNING"],
+    ),
     ("unknown", operated(usage=UNKNOWN), filesystem_full, []),
     ("grows slowly", operated(usage=growing(40, 41)), filesystem_filling, []),
     ("full in a week", operated(usage=growing(30, 65)), filesystem_filling, ["INFO"]),
@@ -381,7 +387,7 @@ def test_what_a_detector_needs_is_what_it_looks_at(detector: Any) -> None:
     for seen in spoken:
         hidden = dataclasses.replace(seen, **{first: UNKNOWN})
         assert detector.NAME in registry.blind(hidden)
-        if detector is not cron_dead:  # whose two needs tell of different faults
+        if detector not in {cron_dead, filesystem_full}:  # whose two needs tell of different faults
             assert list(detector.detect(hidden)) == []
     assert detector.NAME not in registry.blind(operated())
 

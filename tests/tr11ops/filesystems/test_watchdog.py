@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -122,8 +124,8 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
     report = replace(judge("r", [RULE, FilesystemRule("X")], looks, [], NOW), drift=Drift(100, 7, True))
     text = "\n".join(lines(report, debug=True))
     assert "0.2% (1.0 TiB of 400.0 TiB)" in text and "too few samples yet" in text and "SCRATCH: a note" in text
-    assert "7 of 100 files and folders of the run are not usable for its group: tr11 perms check" in text
-    assert all(len(line) <= 90 for line in text.splitlines())
+    assert "7 of 100 files are not usable for the run's group: tr11 perms check" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
     document = json.loads(json.dumps(value(report), allow_nan=False))
     assert (document["schema"], document["exit_code"], document["rights"]["wrong"]) == (1, 0, 7)
     assert document["filesystems"][1] == {"name": "X", "unknown": "why"}
@@ -277,3 +279,25 @@ def test_an_interrupted_look_ends_its_commands(tmp_path: Path) -> None:
     [look] = look_at([section("X", "du", path=str(tmp_path))], under_test, NOW, 60.0)
     thread.join()
     assert look.usage == Unknown("du was interrupted") and is_gone(int(pid.read_text()))
+
+
+def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
+    """In a process of its own: only a main thread is interrupted, and only its end would leave a command behind."""
+    pid = tmp_path / "pid"
+    program(tmp_path, "du", f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    script = (
+        "import os\nfrom tr11ops.filesystems.look import look_at\nfrom tr11ops.filesystems.runner import NicedRunner\n"
+        "from tr11ops.runcard_watching import FilesystemSection\n"
+        "look_at([FilesystemSection(name='X', source='du', path='/')], NicedRunner(os.environ), 0.0, 600.0)\n"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not (pid.exists() and pid.read_text()):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60.0) != 0
+        finally:
+            process.kill()
+    assert is_gone(int(pid.read_text()))

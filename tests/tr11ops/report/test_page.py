@@ -135,8 +135,11 @@ def test_the_command_writes_the_page_whole_and_refuses_in_one_line(
     assert execute([*words, "-o", "r.html"]) == 0
     assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     capsys.readouterr()
-    assert execute([*words, "-o", "/proc/none/r.html"]) == 1
-    assert capsys.readouterr().err.startswith("tr11: --output /proc/none/r.html: ")
+    assert execute([*words, "-o", "/none/r.html"]) == 2
+    assert capsys.readouterr().err == "tr11: --output /none/r.html: there is no folder /none\n"
+    os.mkfifo(tmp_path / "pipe")
+    assert execute([*words, "-o", "pipe"]) == 2
+    assert capsys.readouterr().err == "tr11: --output pipe: is not a file\n"
     assert execute([*words, "--zone", "../etc"]) == 2
     assert "is not a time zone" in capsys.readouterr().err
 

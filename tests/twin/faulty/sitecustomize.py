@@ -2,7 +2,9 @@
 
 Only a process of a stand-in training whose environment names the file is touched. The file is JSON:
 
+hangs: {node: attempt}; a step of that attempt's number never ends there, and nobody hears of it
 waits: an attempt's number; it waits for its data from the next step on
+scale: what is logged of a step's seconds is so many times as long, as in a training of full size
 slow: {node: factor}; a step takes so many times longer there
 ahead: {node: seconds}; the clock there is ahead
 spike: an iteration; from it on loss and gradient are wild, unless the card passes over the data
@@ -30,20 +32,24 @@ def faults() -> dict[str, Any]:
     return found
 
 
+def mistake_the_time() -> None:
+    node, right_time = os.environ.get("SLURMD_NODENAME", ""), time.time
+    time.time = lambda: right_time() + float(faults().get("ahead", {}).get(node, 0.0))
+
+
 def wrap(worker: Any) -> None:
     """Put the faults between the stand-in and its own functions."""
     node = os.environ.get("SLURMD_NODENAME", "")
-    right_time, agree, log, let_pass = time.time, worker.Switches.agree, worker.StandIn._log, worker.StandIn._pass
+    agree, log, let_pass = worker.Switches.agree, worker.StandIn._log, worker.StandIn._pass
     record = worker.StepRecord
-
-    def wrong_time() -> float:
-        return right_time() + float(faults().get("ahead", {}).get(node, 0.0))
 
     def agree_or_wait(self: Any, iteration: int, trained: bool, save_is_due: bool = False, waits: bool = False) -> Any:
         told = faults().get("waits") == os.environ.get("SLURM_JOB_ID")
         return agree(self, iteration, trained, save_is_due, waits or (told and trained))
 
     def pass_slowly(self: Any, seconds: float, phase: str) -> None:
+        while phase == "training" and faults().get("hangs", {}).get(node) == os.environ.get("SLURM_JOB_ID"):
+            time.sleep(0.1)
         factor = float(faults().get("slow", {}).get(node, 1.0)) if phase == "training" else 1.0
         let_pass(self, seconds * factor, phase)
 
@@ -53,13 +59,14 @@ def wrap(worker: Any) -> None:
         if wild:  # some lines have a number, and show the spike
             loss = math.nan if self.progress.iteration % 10 else 40.0
         worker.StepRecord = lambda **values: record(**{**values, "grad_norm": 500.0 if wild else values["grad_norm"]})
-        log(self, total, samples, length, loss, seconds)
+        steady = max(0.1, round(seconds, 1))  # without the noise of a machine that others use too
+        log(self, total, samples, length, loss, steady * float(faults().get("scale", 1.0)))
 
-    time.time = wrong_time
     worker.Switches.agree, worker.StandIn._pass, worker.StandIn._log = agree_or_wait, pass_slowly, log_wildly
 
 
 if os.environ.get(VARIABLE) and MODULE in sys.orig_argv:
+    mistake_the_time()  # before others have taken the function along
     from tr11ops.twin.stand_in import worker as stand_in
 
     wrap(stand_in)

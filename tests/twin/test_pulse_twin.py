@@ -1,0 +1,210 @@
+"""The watchdog on real Slurm with stand-in workers: every state told apart, and what it mends in one pass."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.test_relaunch_twin import CARD
+from tr11ops.cli import pulse as command
+from tr11ops.cli.common import directory_of, read_card
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest, Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.deeds import Result
+from tr11ops.pulse import Pulse, Run, take_pulse
+from tr11ops.pulse_lines import State
+from tr11ops.rundir import new_tag
+from tr11ops.stacks import folder_of, keep_stacks
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+PATIENCE_SECONDS = 150.0
+COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
+
+
+@pytest.fixture(scope="module")
+def pulse_twin(twin_home: Path) -> Iterator[Twin]:
+    """Five nodes of its own: they are killed here, and Slurm has to notice within seconds."""
+    require_slurm()
+    with Twin.up(TwinPlan(name="pulse", nodes=5, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home) as made:
+        yield made
+
+
+class Stage:
+    """A run on the twin that is watched from its folder, with every call of Slurm's commands on record."""
+
+    def __init__(self, folder: Path, twin: Twin) -> None:
+        self.folder, self.twin = folder, twin
+        (folder / "tr11.toml").write_text(CARD.format(spares=1, samples=12_000_000))
+        self.card = read_card(None)
+        self.directory = directory_of(self.card)
+        self.slurm = SlurmScheduler(twin.environment)
+
+    def pulse(self, *, act: bool = False, later: float = 0.0, timeout: float | None = None) -> Pulse:
+        """A pass, looked at from `later`; `timeout` is the patience with a silent controller."""
+        eye, hand = command._edges(self.directory, "slurm")
+        assert hand is not None
+        if timeout is not None:
+            eye = SlurmScheduler(self.twin.environment, timeout_seconds=timeout)
+        hands = command._hands(None, None, hand) if act else None
+        run = Run(self.card, self.directory, eye, "root")
+        return take_pulse(run, hands, email=False, now=lambda: time.time() + later)
+
+    def until(self, state: State, later: float = 0.0) -> Pulse:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (seen := self.pulse(later=later)).state is not state:
+            assert time.monotonic() < deadline, f"never {state}; last {seen.state}: {seen.lines}, {seen.notes}"
+            time.sleep(0.3)
+        return seen
+
+    def jobs(self) -> list[Job]:
+        return [job for job in self.slurm.jobs() if job.name == self.card.run.name and not job.state.is_final]
+
+    def running(self) -> Job:
+        return next(job for job in self.jobs() if job.state is JobState.RUNNING)
+
+    def until_it_trains(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.pulse().state is not State.RUNNING:
+            assert time.monotonic() < deadline, self.pulse().lines
+            time.sleep(0.3)
+
+    def clear(self) -> None:
+        for job in self.slurm.jobs():
+            if not job.state.is_final:
+                self.slurm.cancel(job.array_id or job.raw_id)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(not job.state.is_final for job in self.slurm.jobs()):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        found = path.read_text().split() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    for name, value in pulse_twin.environment.items():
+        monkeypatch.setenv(name, value)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in COMMANDS:
+        real = shutil.which(name)
+        assert real is not None
+        (tools / name).write_text(f'#!/bin/sh\necho {name} >> {tmp_path}/calls\nexec {real} "$@"\n')
+        (tools / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    made = Stage(tmp_path, pulse_twin)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    yield made
+    assert not [healing.error for healing in heal(pulse_twin) if healing.error]
+    made.clear()
+
+
+def said(seen: Pulse, words: str) -> bool:
+    return any(words in line for line in seen.lines)
+
+
+@pytest.mark.timeout(600)
+def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    filler = stage.slurm.submit(
+        BatchRequest("#!/bin/bash\nsleep 600\n", "filler", 5, 1200, "/dev/null", stage.folder, partition="gpu_p5")
+    )
+    assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
+    queued = stage.until(State.QUEUED)
+    assert queued.verdict.exit_code == 0 and said(queued, " is waiting to be scheduled (")
+    stage.slurm.cancel(filler)
+    stage.until_it_trains()
+
+    stage.calls()
+    running = stage.pulse(act=True)
+    assert stage.calls() == ["squeue", "scontrol"]
+    assert (running.state, running.verdict.exit_code, running.plan.is_empty) == (State.RUNNING, 0, True)
+    assert len(running.lines) == 2 and said(running, "running for 0:") and said(running, "previous Job Array job")
+
+    hung = stage.pulse(later=7200)
+    assert (hung.state, hung.verdict.exit_code) == (State.HUNG, 1) and said(hung, " is HUNG: job ")
+    assert [action.name for action in hung.plan.actions] == ["stacks", "cancel"]
+    task = stage.running()
+    assert "the stacks of 3 nodes are in" in keep_stacks(stage.card.paths, task.raw_id, 4, os.environ)  # one is spare
+    kept = {path.stem: path.read_text() for path in folder_of(stage.card.paths, task.raw_id).iterdir()}
+    assert set(kept) == set(task.nodes[:3]) and "rank 0, process " in kept[task.nodes[0]]
+    assert [action.name for action in stage.pulse(later=7200).plan.actions] == ["cancel"]
+
+    inject(stage.twin, "controller-frozen")
+    stage.calls()
+    silent = stage.pulse(act=True, later=7200, timeout=1)
+    assert stage.calls() == ["squeue"]
+    assert (silent.state, silent.verdict.exit_code) == (State.CONTROLLER_AWAY, 3)
+    assert not silent.observed and not silent.plan.actions and not said(silent, "ALERT")
+    alive = stage.pulse(timeout=1)
+    assert (alive.state, alive.verdict.exit_code, alive.observed) == (State.CONTROLLER_AWAY, 0, True)
+    heal(stage.twin)
+
+    task = stage.running()
+    array = str(task.array_id)
+    stage.slurm.hold(array)
+    stage.slurm.cancel(f"{array}_{task.task_id}")
+    held = stage.until(State.HELD)
+    while held.verdict.exit_code != 1:  # until the cancelled task has left its nodes
+        time.sleep(0.3)
+        held = stage.pulse()
+    assert said(held, " is HELD: job ") and stage.pulse(act=True).plan.is_empty  # a person holds it
+    stage.clear()
+
+    down = stage.until(State.DOWN)
+    assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
+    assert down.lines[0].endswith("***ALERT: heal is not RUNNING or SCHEDULED! Alert someone at Eng WG***")
+    capsys.readouterr()
+    assert execute(["pulse", "--act", "--no-email"]) == 1
+    assert "submitted as job" in capsys.readouterr().out
+    (again,) = {job.array_id for job in stage.jobs()}
+    assert not stage.pulse(act=True).plan.actions
+    stage.clear()
+    assert not stage.pulse(act=True).plan.actions and again, "twice without any progress"
+
+    arguments = ["--job-name=heal", "--partition=gpu_p5", "--kill-on-invalid-dep=no", "--output=/dev/null"]
+    comment = f"--comment={stage.directory.comment(new_tag())}"
+    subprocess.run(
+        ["sbatch", *arguments, comment, f"--dependency=afterok:{again}", "--wrap=true"], check=True, timeout=120,
+        capture_output=True,
+    )  # fmt: skip
+    dead = stage.until(State.DEAD_CHAIN)
+    assert dead.verdict.exit_code == 1 and said(dead, "can never start: DependencyNeverSatisfied")
+    assert [action.name for action in dead.plan.actions] == ["cancel"]
+    log = stage.card.paths.main_log.read_text()
+    assert log.count("submitted as job") == 1 and "PULSE: heal is HELD" in log
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_batch_host_is_half_dead_while_it_trains_and_ended_in_one_pass_when_it_does_not(stage: Stage) -> None:
+    assert execute(["launch", "--scheduler", "slurm"]) == 0
+    stage.until_it_trains()
+    job = stage.running()
+    host = job.nodes[0]
+    inject(stage.twin, "half-dead", node=host)
+    half = stage.until(State.HALF_DEAD)
+    assert half.verdict.exit_code == 1 and said(half, " is HALF-DEAD: job ") and not stage.pulse(act=True).plan.actions
+
+    inject(stage.twin, "node-dead", node=host)
+    lost = stage.until(State.ZOMBIE, later=60)  # trainers that are silent for half a minute count as gone
+    assert lost.verdict.exit_code == 1 and said(lost, f"would cancel {job.raw_id}: its batch host {host} is lost")
+    acted = stage.pulse(act=True, later=60)
+    assert [one.action.name for one in acted.done] == ["exclude", "cancel", "resubmit"]
+    assert {one.result for one in acted.done} == {Result.DONE}, acted.lines
+    assert not any(one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.jobs())
+    fresh = [one for one in stage.jobs() if one.raw_id != job.raw_id]
+    assert [(one.excluded, one.array_id is not None) for one in fresh] == [((host,), True)]
+    assert not stage.pulse(act=True, later=60).plan.actions
