@@ -10,14 +10,17 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.agent.records import AttemptVerdict
 from tr11ops.cluster import jobcomp
 from tr11ops.cluster.base import Job
 from tr11ops.crontab import state as periodic
 from tr11ops.evidence import cause, observed, tail_lines
+from tr11ops.exclusions import AUTOMATIC_OWNER
 from tr11ops.filesystems.history import Usage, read_usage
 from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import RunDirectory
@@ -119,7 +122,9 @@ def see_operation(
     holds, changed = read_holds(directory.paths.requests / "holds.json")
     return OperationSeen(
         ended_jobs=read_ended_jobs(directory.site, name),
-        holds=holds,
+        holds=holds
+        if isinstance(holds, Unknown)
+        else (*holds, *_controllers_holds(directory.paths, known(attempts, ()), holds)),
         holds_changed=changed,
         backup=read_copy(state / "backup" / "status.json"),
         sync=read_copy(state / "sync" / "status.json"),
@@ -195,6 +200,20 @@ def read_holds(path: Path) -> tuple[Observed[tuple[Hold, ...]], float | None]:
 
     changed = observed(lambda: path.stat().st_mtime)
     return observed(read), None if isinstance(changed, Unknown) else changed
+
+
+def _controllers_holds(paths: RunPaths, attempts: Iterable[Attempt], commanded: Iterable[Hold]) -> Iterator[Hold]:
+    """What attempts held at their ends, by their verdicts: the newest one of each array that no command held."""
+    named = {hold.job for hold in commanded}
+    for attempt in attempts:
+        verdict = observed(partial(AttemptVerdict.read, paths.attempt(attempt.job_id)))
+        if not isinstance(verdict, AttemptVerdict):
+            continue
+        for number in map(_line, verdict.held):
+            if number not in named:
+                named.add(number)
+                why = verdict.message if verdict.reason == "error" else verdict.reason
+                yield Hold(number, AUTOMATIC_OWNER, _or_none(verdict.time), _line(why))
 
 
 def _object_in(path: Path) -> dict[str, Any] | None:

@@ -91,6 +91,7 @@ def observe(
         attempts=attempts,
         checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests),
         kill_switch=evidence.read_kill_switch(facts.kill_switch),
+        pause=evidence.read_kill_switch(paths.pause),
         exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
         submissions=submissions,
         namesakes=namesakes,

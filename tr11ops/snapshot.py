@@ -185,6 +185,7 @@ class Snapshot:
     usage: Observed[tuple[Usage, ...]] = ()
     clocks: Observed[tuple[ClockReading, ...]] = ()
     least_used: Observed[tuple[LeastUsed, ...]] = ()
+    pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     shut_folders: Observed[tuple[ShutFolder, ...]] = ()
 
     @cached_property
@@ -213,10 +214,9 @@ class Snapshot:
         causes: dict[str, list[str]] = {}
         for name in (
             "jobs", "nodes", "steps", "heartbeats", "attempts",
-            "checkpoints", "kill_switch", "exclusions", "submissions", "phases", "events", "logs", "node_warnings",
-            "launch_ends",
-            "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks", "least_used",
-            "shut_folders",
+            "checkpoints", "kill_switch", "pause", "exclusions", "submissions", "phases", "events", "logs",
+            "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks",
+            "least_used", "shut_folders",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

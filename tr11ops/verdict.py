@@ -65,7 +65,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
     over = marker is not None and (life is None or marker.time >= life.time or life.phase == signs.ENDED_PHASE)
     if over and marker is not None and signs.is_finished(snapshot):
         return Verdict(Word.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})")
-    if not over and life is not None and life.is_fresh(snapshot.time):
+    if not over and life is not None and life.phase != signs.ENDED_PHASE and life.is_fresh(snapshot.time):
         word = Word.STARTING if life.phase in STARTING_PHASES else Word.HEALTHY
         return Verdict(word, f"{life.phase}, {_seen(snapshot, life)}; scheduler unreachable: {why}")
     seen = "no sign of life to go by" if life is None else _seen(snapshot, life)
@@ -89,7 +89,7 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
     if ended or job.state is JobState.COMPLETING:
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
-        return Verdict(Word.STOPPED, f"{_switch(snapshot.kill_switch)}; {on} is saving and leaving")
+        return Verdict(Word.STOPPED, f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving")
     return _no_life(snapshot, job, on) if life is None else _alive(snapshot, life, on)
 
 
@@ -111,8 +111,9 @@ def _stalls(finding: Finding) -> bool:
 def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
     if signs.is_finished(snapshot):
         return Verdict(Word.FINISHED, f"the training is finished; job {job.job_id} is leaving its nodes")
-    if isinstance(snapshot.kill_switch, KillSwitch):
-        return Verdict(Word.STOPPED, f"{_switch(snapshot.kill_switch)}; job {job.job_id} is leaving its nodes")
+    stop = signs.stop_of(snapshot)
+    if isinstance(stop, KillSwitch):
+        return Verdict(Word.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes")
     waiting = signs.startable_jobs(snapshot)
     if waiting:
         return Verdict(
@@ -139,10 +140,10 @@ def _hidden_life(snapshot: Snapshot) -> str:
 
 
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
-    switch = snapshot.kill_switch
+    switch = signs.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
         queued = "will leave at once" if signs.startable_jobs(snapshot) else "is held"
-        return Verdict(Word.STOPPED, f"{_switch(switch)}; what is queued {queued}")
+        return Verdict(Word.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
     waiting = signs.startable_jobs(snapshot)
     if not waiting:
         return Verdict(
@@ -165,9 +166,9 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
         done = signs.iteration(snapshot)
         at = "" if done is None else f" at iteration {done}"
         return Verdict(Word.FINISHED, f"the training is finished{at}")
-    switch = snapshot.kill_switch
+    switch = signs.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
-        return Verdict(Word.STOPPED, _switch(switch))
+        return Verdict(Word.STOPPED, _stop(snapshot, switch))
     newest = signs.last_attempt(snapshot)
     for value in (snapshot.attempts, switch, newest.end if newest is not None else None):
         if isinstance(value, Unknown):
@@ -188,8 +189,9 @@ def _seen(snapshot: Snapshot, life: signs.Life) -> str:
     return f"last sign of life {duration(life.silent_for(snapshot.time))} ago"
 
 
-def _switch(switch: KillSwitch) -> str:
-    return f"the kill switch was set by {switch.who or 'someone'}" + (f" ({switch.why})" if switch.why else "")
+def _stop(snapshot: Snapshot, stop: KillSwitch) -> str:
+    what = "the kill switch was set" if stop is snapshot.kill_switch else "the run was paused"
+    return f"{what} by {stop.who or 'someone'}" + (f" ({stop.why})" if stop.why else "")
 
 
 def _nodes(job: Job) -> str:

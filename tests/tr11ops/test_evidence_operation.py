@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.status_cases import NOW, beats, save_checkpoint, save_marker
 from tr11ops import evidence_operation as reading
+from tr11ops.agent.records import AttemptVerdict
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.crontab import state as periodic
@@ -23,7 +24,7 @@ from tr11ops.evidence import read_attempts
 from tr11ops.operation import CopyStatus, Hold, OperationFacts
 from tr11ops.runcard import load_card, shipped_folder
 from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
+from tr11ops.snapshot import Attempt, Unknown
 from trainer.contract import EndMarker, Heartbeat, RunPaths, write_json
 
 JOBCOMP = Path(__file__).parents[1] / "data" / "slurm" / "22.05" / "jobcomp.txt"
@@ -161,6 +162,16 @@ def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:
     write_json(path, {"schema": 1, "holds": [{"job": "12", "who": "ben", "time": NOW, "why": "x"}, {"who": "?"}, 3]})
     os.utime(path, (NOW, NOW + 5))
     assert reading.read_holds(path) == ((Hold("12", "ben", NOW, "x"),), NOW + 5)
+
+
+def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) -> None:
+    write_json(directory.paths.requests / "holds.json", {"schema": 1, "holds": [{"job": "12", "who": "ben"}]})
+    verdict = AttemptVerdict("kill-switch", 604, 604, 0, "[Detected ...]", held=("12", "101"), time=NOW)
+    verdict.write(directory.paths.attempt("7"))
+    write_json(directory.paths.attempt("8") / "verdict.json", {"held": 5})
+    attempts = (Attempt("8", NOW, None), Attempt("7", NOW, None))
+    seen = reading.see_operation(directory, OperationFacts(), "demo", (), attempts)
+    assert seen.holds == (Hold("12", "ben", None, ""), Hold("101", "tr11", NOW, "kill-switch"))
 
 
 def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDirectory) -> None:

@@ -150,6 +150,7 @@ KEYS = {
     "eta",
     "last_checkpoint",
     "kill_switch",
+    "pause",
     "exclusions",
     "unknown",
     "findings",

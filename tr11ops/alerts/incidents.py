@@ -119,7 +119,7 @@ def _opening(alert: Alert, now: float) -> Event:
 def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[Event, ...]]:
     fresh = _opened(alert.fingerprint, finding, now)
     milder = alert.milder_looks + 1 if finding.severity < alert.severity else 0
-    is_lower = milder >= policy.resolve_after
+    is_lower = milder >= policy.resolve_after or (milder > 0 and not alert.is_open)  # what is back is what it is now
     severity = finding.severity if is_lower else max(alert.severity, finding.severity)
     after = replace(
         alert,

@@ -10,7 +10,7 @@ from tr11ops.snapshot import Snapshot, Unknown
 from tr11ops.units import duration
 
 NAME = "chain-end"
-NEEDS = ("jobs", "kill_switch", "steps", "submissions")
+NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     Silent when those that are left cover the rest of the training.
     """
     active, waiting = signs.active_jobs(snapshot), signs.startable_jobs(snapshot)
-    if (not active and not waiting) or snapshot.kill_switch is not None:
+    if (not active and not waiting) or signs.stop_of(snapshot) is not None:
         return
     if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
         return  # what is left to train, or to queue, cannot be told

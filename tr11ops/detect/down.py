@@ -10,12 +10,12 @@ from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.snapshot import Snapshot, Unknown, known
 
 NAME = "down"
-NEEDS = ("jobs", "kill_switch", "attempts", "last_end", "heartbeats")
+NEEDS = ("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Silent unless jobs and the kill switch were really seen: absence is never concluded from silence."""
-    if isinstance(snapshot.jobs, Unknown) or snapshot.kill_switch is not None:
+    if isinstance(snapshot.jobs, Unknown) or signs.stop_of(snapshot) is not None:
         return
     if signs.active_jobs(snapshot) or signs.pending_jobs(snapshot):
         return

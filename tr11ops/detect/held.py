@@ -9,15 +9,17 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot, known
 
 NAME = "held"
-NEEDS = ("jobs",)
+NEEDS = ("jobs", "kill_switch", "pause")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL when nothing else of the run can run, else a warning that the chain stops after the present task.
 
-    One finding for each array. What tr11 holds, by its own record, is released by `tr11 resume`.
+    One finding for each array. What tr11 holds, by its own record, is released by `tr11 resume`; while a kill switch or
+    a pause is in force, that is as somebody wants it: INFO.
     """
-    idle = not signs.active_jobs(snapshot) and not signs.startable_jobs(snapshot) and snapshot.kill_switch is None
+    stop = signs.stop_of(snapshot)
+    idle = not signs.active_jobs(snapshot) and not signs.startable_jobs(snapshot) and stop is None
     record = {entry.job: entry for entry in known(snapshot.holds, ())}
     held = {job.array_id or job.raw_id: job for job in signs.pending_jobs(snapshot) if signs.is_held(job)}
     for number, job in held.items():
@@ -25,7 +27,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         release = signs.scheduler_command(snapshot, "scontrol release", job)
         yield Finding(
             NAME,
-            Severity.CRITICAL if idle else Severity.WARNING,
+            Severity.CRITICAL if idle else Severity.INFO if by is not None and stop is not None else Severity.WARNING,
             f"job {job.job_id} is held ({job.reason}): it starts when it is released",
             subject=number,
             evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),

@@ -12,7 +12,7 @@ from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.units import duration
 
 NAME = "queued-too-long"
-NEEDS = ("jobs", "kill_switch", "attempts", "heartbeats")
+NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats")
 
 CRITICAL_FACTOR = 3.0  # times watch.longest_queue_minutes
 # Waiting for a time or for another task, not for nodes. Prefixes, as versions of Slurm add words.
@@ -26,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     if isinstance(snapshot.attempts, Unknown) or isinstance(snapshot.heartbeats, Unknown):
         return
-    if signs.active_jobs(snapshot) or snapshot.kill_switch is not None or signs.life_outside(snapshot) is not None:
+    if signs.active_jobs(snapshot) or signs.stop_of(snapshot) is not None or signs.life_outside(snapshot) is not None:
         return
     limit = snapshot.run.operation.longest_queue_seconds
     waiting = [

@@ -11,7 +11,7 @@ from statistics import median
 
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import bounds
-from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown, known
 from tr11ops.training import TRAINING_PHASES
 from trainer.contract import EndMarker, Heartbeat
 
@@ -55,6 +55,12 @@ def active_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
 def pending_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     """Jobs of this run in the queue; the waiting tasks of an array are one job."""
     return snapshot.pending_jobs
+
+
+def stop_of(snapshot: Snapshot) -> KillSwitch | Unknown | None:
+    """What keeps the run from going on because somebody wants so: the kill switch, else a pause; None for neither."""
+    switch = snapshot.kill_switch
+    return switch if switch is not None else snapshot.pause
 
 
 def is_held(job: Job) -> bool:

@@ -285,6 +285,9 @@ def _open(material: Material) -> Iterator[Happened]:
     switch = snapshot.kill_switch
     if switch is not None and not isinstance(switch, Unknown):
         yield Happened(switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why)
+    pause = snapshot.pause
+    if pause is not None and not isinstance(pause, Unknown):
+        yield Happened(pause.time or snapshot.time, "the run is paused", pause.who, pause.why)
     yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import Job
@@ -15,9 +16,9 @@ from tr11ops.report.status_answer import answer
 from tr11ops.report.status_care import forecast_of
 from tr11ops.report.status_forecast import end_of, next_checkpoint, throughput_of
 from tr11ops.report.status_surroundings import Surroundings, node_use
-from tr11ops.snapshot import Attempt, Observed, Snapshot, Unknown, known
+from tr11ops.snapshot import Attempt, KillSwitch, Observed, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict
-from trainer.contract import EndMarker
+from trainer.contract import EndMarker, RunPaths
 
 SCHEMA = 1
 
@@ -69,7 +70,10 @@ def status_document(
         "next_checkpoint": _next_checkpoint(snapshot),
         "backup": _copy(snapshot.backup, snapshot.time),
         "sync": _copy(snapshot.sync, snapshot.time),
-        "kill_switch": _switch(snapshot),
+        "kill_switch": _stop_file(snapshot.kill_switch, snapshot.run.kill_switch),
+        "pause": _stop_file(
+            snapshot.pause, RunPaths(snapshot.run.directory, snapshot.run.name, snapshot.run.variant).pause
+        ),
         "holds": _holds(snapshot),
         "exclusions": None if isinstance(snapshot.exclusions, Unknown) else [
             {"node": entry.node, "why": entry.why, "owner": entry.owner, "until": _stamp(entry.until)}
@@ -138,15 +142,14 @@ def _checkpoint(snapshot: Snapshot) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _switch(snapshot: Snapshot) -> dict[str, Any] | None:
-    switch = snapshot.kill_switch
-    if isinstance(switch, Unknown):
+def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> dict[str, Any] | None:
+    if isinstance(stop, Unknown):
         return None
-    if switch is None:
-        return {"set": False, "path": str(snapshot.run.kill_switch), "who": None, "time": None, "why": None}
+    if stop is None:
+        return {"set": False, "path": str(path), "who": None, "time": None, "why": None}
     return {
-        "set": True, "path": str(switch.path), "who": switch.who or None, "time": _stamp(switch.time),
-        "why": switch.why or None,
+        "set": True, "path": str(stop.path), "who": stop.who or None, "time": _stamp(stop.time),
+        "why": stop.why or None,
     }  # fmt: skip
 
 

@@ -277,6 +277,17 @@ def _switch(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
         when = "" if switch.time is None else f" at {clock(switch.time, screen)}"
         why = f": {switch.why}" if switch.why else ", no reason given"
         yield "killswitch", f"SET by {switch.who or 'someone'}{when}{why}", "yellow"
+    yield from _pause(snapshot, screen)
+
+
+def _pause(snapshot: Snapshot, screen: Screen) -> Iterator[Row]:
+    """Only where there is one, or none could be told."""
+    pause = snapshot.pause
+    if isinstance(pause, Unknown):
+        yield "paused", "unknown", "magenta"
+    elif pause is not None:
+        when = "" if pause.time is None else f" at {clock(pause.time, screen)}"
+        yield "paused", f"by {pause.who or 'someone'}{when}" + (f": {pause.why}" if pause.why else ""), "yellow"
 
 
 def clock(time: float, screen: Screen) -> str:

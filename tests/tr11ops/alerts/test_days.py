@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -206,6 +208,27 @@ def test_a_fault_of_which_a_remark_is_left_is_over(office: Make, mailbox: Mailbo
         desk.look(NOON + minute * MINUTE, finding("unfinished-end", INFO))
     assert [alert.severity for alert in desk.book.open_alerts] in ([], [INFO])  # a remark is an incident of its own
     assert len(mailbox.mails) == 2 and mailbox.subjects[1].startswith("[OK]")
+
+
+def test_what_comes_back_milder_is_milder_at_once(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding(severity=CRITICAL, title="all is lost"))
+    for minute in (1, 2):
+        desk.look(NOON + minute * MINUTE)
+    assert desk.book.open_alerts == ()
+    desk.look(NOON + 3 * MINUTE, finding(severity=WARNING, title="some is lost"))
+    assert [(alert.severity, alert.title) for alert in desk.book.open_alerts] == [(WARNING, "some is lost")]
+
+
+def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding())
+    lines = [line.strip() for line in mailbox.mails[0][1].get_content().splitlines()]
+    here = f"cd {shlex.quote(str(Path.cwd()))}"
+    assert [lines[index + 1].split()[:2] for index, line in enumerate(lines) if line == here] == [
+        ["tr11", "logs"],
+        ["tr11", "alerts"],
+    ]
 
 
 def test_unknown_never_clears(office: Make, mailbox: Mailbox) -> None:
