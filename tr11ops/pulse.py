@@ -30,6 +30,7 @@ from tr11ops.pulse_lines import Remark, State, lines, remarks, seen_something, s
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.turns import Turn, look_freshly, take_turn
+from tr11ops.units import duration
 from tr11ops.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -118,8 +119,25 @@ def _turn(run: Run, notes: list[str]) -> Turn | None:
     if isinstance(turn, str):
         notes.append(f"nothing is done: {turn}")
         return None
+    doubt = _doubt_of_clock(run, turn)
+    if doubt:
+        notes.append(f"nothing is done: {doubt}")
+        turn.give_back()
+        return None
     look_freshly(run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d"))
     return turn
+
+
+def _doubt_of_clock(run: Run, turn: Turn) -> str:
+    """Why ages cannot be trusted here: to a clock that is ahead, every training is silent, and every job hangs."""
+    try:
+        ahead = turn.seconds_ahead()
+    except (OSError, ValueError) as error:
+        return f"this machine's clock could not be compared with the file system's: {cause(error)}"
+    if abs(ahead) <= run.card.watch.clock_skew_seconds:
+        return ""
+    way = "ahead of" if ahead > 0 else "behind"
+    return f"this machine's clock is {duration(abs(ahead))} {way} the file system's, so ages cannot be trusted"
 
 
 def _pass(

@@ -34,6 +34,14 @@ class Turn:
         """Whether nobody has taken over since. Raises OSError when that cannot be seen."""
         return self.folder.is_newest(self.epoch)
 
+    def seconds_ahead(self) -> float:
+        """How far this machine's clock was ahead of the file server's (behind: below zero) when the turn was taken.
+
+        Raises OSError or ValueError when that cannot be seen.
+        """
+        path = self.folder.path / f"{self.epoch}.json"
+        return float(json.loads(path.read_bytes())["time"]) - path.stat().st_mtime
+
     def give_back(self) -> None:
         """End the turn; one that cannot be ended is over after a while."""
         with suppress(OSError):

@@ -5,7 +5,7 @@ RUNNING is not alive, PENDING is not waiting, silence is not absence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tr11ops.cluster.base import Job, JobState
@@ -33,19 +33,25 @@ EXIT_CODES = {Word.STALLED: 1, Word.DOWN: 1, Word.UNKNOWN: 3}
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word, and one sentence of why, without a full stop."""
+    """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the look is."""
 
     word: Word
     why: str
+    is_critical: bool = False
 
     @property
     def exit_code(self) -> int:
         """0: nobody needs to get up; 1: a person is needed; 3: it could not be observed."""
-        return EXIT_CODES.get(self.word, 0)
+        return EXIT_CODES.get(self.word, int(self.is_critical))
 
 
 def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     """The verdict. `findings` are those of `detect_all` for the same snapshot."""
+    critical = any(finding.severity is Severity.CRITICAL for finding in findings)
+    return replace(_judged(snapshot, findings), is_critical=critical)
+
+
+def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     if isinstance(snapshot.jobs, Unknown):
         return _without_scheduler(snapshot, snapshot.jobs.why)
     active = signs.active_jobs(snapshot)

@@ -180,12 +180,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in `path`; None when it does not exist. Raises ValueError when it is not a JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8", opener=_never_waiting) as stream:
+            value = json.loads(stream.read())
     except FileNotFoundError:
         return None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return value
+
+
+def _never_waiting(path: str, flags: int) -> int:
+    """Open without waiting: a pipe that somebody left in a shared folder would hold up whoever reads it for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 # ----------------------------------------------------------------------------- heartbeat

@@ -201,6 +201,20 @@ def test_of_two_at_once_one_acts_and_the_other_only_tells(world: World) -> None:
     world.check_all_is_done_once()
 
 
+@pytest.mark.parametrize(("wrong_by", "said"), [(3630, "1 h 00 min ahead of"), (-3630, "1 h 00 min behind"), (5, "")])
+def test_who_does_not_know_the_time_does_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, wrong_by: float, said: str
+) -> None:
+    real = time.time
+    monkeypatch.setattr("trainer.lease.time.time", lambda: real() + wrong_by)
+    seen = world.pulse()
+    assert seen.acts is not bool(said) and bool(seen.done) is not bool(said)
+    assert not said or f"nothing is done: this machine's clock is {said} the file system's" in seen.notes[0]
+    monkeypatch.undo()
+    world.pulse()
+    world.check_all_is_done_once()
+
+
 def test_many_at_once_do_it_once(world: World) -> None:
     children = []
     for _ in range(4):

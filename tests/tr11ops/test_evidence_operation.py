@@ -164,6 +164,14 @@ def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:
     assert reading.read_holds(path) == ((Hold("12", "ben", NOW, "x"),), NOW + 5)
 
 
+def test_a_pipe_in_a_files_place_holds_up_nobody(directory: RunDirectory) -> None:
+    for name in ("backup/status.json", "requests/holds.json", "cron/pulse.json"):
+        (directory.paths.state / name).parent.mkdir(parents=True)
+        os.mkfifo(directory.paths.state / name)
+    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    assert all(isinstance(value, Unknown) for value in (seen.backup, seen.holds, seen.periodic_jobs))
+
+
 def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) -> None:
     write_json(directory.paths.requests / "holds.json", {"schema": 1, "holds": [{"job": "12", "who": "ben"}]})
     verdict = AttemptVerdict("kill-switch", 604, 604, 0, "[Detected ...]", held=("12", "101"), time=NOW)

@@ -23,6 +23,7 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.cluster.base import JobState, Node
+from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown
 from tr11ops.verdict import Verdict, Word, judge
@@ -250,3 +251,14 @@ def test_an_attempt_that_another_user_cannot_read_is_unknown() -> None:
     assert verdict(given).word is Word.UNKNOWN, "it may have finished"
     assert [entry.detector for entry in detect_all(given)] == []
     assert given.unknowns() == ("end of attempt 1007: end.json: no rights",)
+
+
+def test_a_critical_finding_needs_a_person_whatever_the_word_is() -> None:
+    seen = snapshot()
+    spike = Finding("loss-spike", Severity.CRITICAL, "the loss is 3 times its median")
+    assert judge(seen, ()).exit_code == 0
+    assert judge(seen, (dataclasses.replace(spike, severity=Severity.WARNING),)).exit_code == 0
+    verdict = judge(seen, (spike,))
+    assert (verdict.word, verdict.exit_code) == (Word.HEALTHY, 1)
+    unseen = snapshot(jobs=Unknown("no answer"), heartbeats=(), steps=())
+    assert judge(unseen, (spike,)).exit_code == 3

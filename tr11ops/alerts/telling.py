@@ -11,6 +11,7 @@ In quiet hours only the row of CRITICAL applies; what a WARNING has missed follo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.wording import Backlog, alert_message, digest_message
 from tr11ops.detect.finding import Finding, Severity
 
+_MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -155,7 +157,8 @@ def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float
 
 
 def _mail(name: str) -> tuple[str, ...]:
-    return (name,) if "@" in name else ()
+    """The mail address that a person's name is, by the run card's own rule; a mere name has none."""
+    return (name,) if _MAIL_ADDRESS.fullmatch(name) else ()
 
 
 # ----------------------------------------------------------------------------- the digest

@@ -113,13 +113,14 @@ def _markdown(made: Handover) -> str:
 
 def _record(directory: RunDirectory, since: float, until: float) -> None:
     """At last, so that a hand-over that nobody saw is not on record. A journal that cannot be written is said."""
+    from tr11ops.evidence import cause
     from tr11ops.journal import Journal
     from tr11ops.report.handover import KIND
 
     try:
         Journal(directory.journal).write(KIND, "", {"since": since, "until": until}, when=until)
     except OSError as error:
-        say(f"tr11: not recorded, `--since last` will not find it: {error}")
+        say(f"tr11: not recorded, `--since last` will not find it: {cause(error)}")
 
 
 # ----------------------------------------------------------------------------- where the shift began

@@ -6,8 +6,10 @@ Exit codes, everywhere: 0 fine, 1 needs a person, 2 wrong usage, 3 could not obs
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -127,10 +129,18 @@ def load(name: str) -> Any:
     entry = COMMANDS[name]
     target = getattr(importlib.import_module(entry.module), entry.attribute)
     if entry.is_group:
+        for command in target.registered_commands:
+            command.help = flowing(command.help or command.callback.__doc__ or "")
         return typer.main.get_group(target)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name)(target)
+    single.command(name, help=flowing(target.__doc__ or ""))(target)
     return typer.main.get_command(single)
+
+
+def flowing(text: str) -> str:
+    """A docstring with each paragraph on one line, for a terminal of any width; the parser would keep its line ends."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(re.sub(r"(?<=\S)\n(?=\S)", " ", paragraph) for paragraph in paragraphs)
 
 
 app = typer.Typer(

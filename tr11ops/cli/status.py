@@ -59,8 +59,8 @@ def status(  # options of a command line: typer calls it by name
 ) -> None:
     """One screen: is the run healthy, and since when.
 
-    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled or down; 2: wrong usage;
-    3: it could not be observed.
+    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or with a critical
+    finding; 2: wrong usage; 3: it could not be observed.
 
     [bold]Examples[/bold]
 

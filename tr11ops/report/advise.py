@@ -213,7 +213,7 @@ def _spares(found: Measured, goodput: Goodput, situation: Situation) -> Iterator
     rate = found.node_faults
     expected = situation.nodes * situation.task_seconds / rate.mtbf
     exchange = (found.queue or 0.0) + found.start
-    attempts = len({span.job_id for span in goodput.spans if span.held})
+    tasks = goodput.held_wall_seconds / situation.task_seconds  # one that ended early, or runs yet, is a part
 
     def cost(spares: int) -> float:
         idle = spares * situation.task_seconds / 3600
@@ -229,7 +229,7 @@ def _spares(found: Measured, goodput: Goodput, situation: Situation) -> Iterator
         f"a task runs out of nodes with probability {100 * out_now:.1f} % now, {100 * out_then:.1f} % then",
         f"the next task trains {duration(exchange)} later: its wait in the queue, start-up and load",
     )
-    saved = attempts * (cost(now) - cost(best))
+    saved = tasks * (cost(now) - cost(best))
     numbers: dict[str, float | None] = {
         "expected_losses": expected,
         "runs_out_now": out_now,

@@ -26,7 +26,7 @@ from tests.tr11ops.alerts.office import (
     finding,
     run_days,
 )
-from tr11ops.alerts.changes import acknowledge, snooze
+from tr11ops.alerts.changes import acknowledge, assign, snooze
 from tr11ops.alerts.people import PersonalChange, change_alerts
 
 ROTA = (f'rota=["{ANA}","{BEN}","{CLEO}"]', f'recipients=["{LIST}"]', 'rota_start="2022-05-02"')
@@ -229,6 +229,14 @@ def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: M
         ["tr11", "logs"],
         ["tr11", "alerts"],
     ]
+
+
+def test_whoever_has_no_address_gets_no_mail(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding())
+    do(desk, NOON + MINUTE, assign("eve @ example.org"))
+    looked = desk.look(NOON + 2 * MINUTE, finding())
+    assert len(mailbox.mails) == 1 and not [note for note in looked.notes if "eve" in note]
 
 
 def test_unknown_never_clears(office: Make, mailbox: Mailbox) -> None:

@@ -177,3 +177,8 @@ def test_whatever_is_typed_no_traceback_and_a_documented_code(playground: Path, 
     if "--json" in words and code and out.getvalue().strip() and "--help" not in words:
         json.loads(out.getvalue())
     assert not (playground / "run" / "state").exists()
+
+
+def test_a_help_text_has_one_line_for_each_paragraph() -> None:
+    text = """First,\n    and more.\n\n    Second\n    paragraph.\n\n      tr11 status\n    """
+    assert main.flowing(text) == "First, and more.\n\nSecond paragraph.\n\n  tr11 status"
