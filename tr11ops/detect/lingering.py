@@ -32,5 +32,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
                 subject=job.job_id,
                 evidence=(f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",),
-                fix=signs.scheduler_command(snapshot, "scancel", job),
+                fix=signs.command(snapshot, "kill --now --wait"),
             )

@@ -33,7 +33,7 @@ def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
     if job.state is not JobState.RUNNING or not host:
         return False
     states = next((node.states for node in known(snapshot.nodes, ()) if node.name == host), frozenset[str]())
-    return bool(states & {"down", "fail"}) or bool(job.nodes and host not in job.nodes)
+    return bool(states & {"down"}) or bool(job.nodes and host not in job.nodes)
 
 
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:

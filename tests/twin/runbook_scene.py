@@ -1,0 +1,233 @@
+"""A small rehearsal on the shared twin, into which a fault is brought, and on which a runbook's commands are typed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.detect.runbooks import page_of
+from tr11ops.launch.rehearse import card_text
+from tr11ops.rundir import RunDirectory
+from tr11ops.shipped import read_shipped
+from tr11ops.twin.faults import heal
+from tr11ops.twin.twin import Twin
+from trainer.contract import RunPaths, read_json, write_json
+
+DEADLINE_SECONDS = 120.0
+POLL_SECONDS = 0.1
+STAYS_SECONDS = 0.3  # between two looks at a fault before it is treated
+RUN_TR11 = "from tr11ops.cli.main import run; run()"
+SHAPE = (
+    "slurm.workers_per_node=1", "parallel.tensor=1", "batch.train_samples=4000000", "schedule.decay_samples=4000000",
+    "rehearsal.step_seconds=5", "rehearsal.start_seconds=10", "rehearsal.save_seconds=5", "checkpoint.interval=30000",
+    "rehearsal.collective_seconds=60000",  # ranks wait for one that hangs for as long as the real ones do: for ever
+    "resilience.end_within_seconds=2", "resilience.exclusion_cap_percent=50",
+)  # fmt: skip
+CAPITALS = re.compile(r"[A-Z]{4,}|\b(RUN|JOB)\b")
+FAULTY = Path(__file__).parent / "faulty"
+
+
+def cure(page: str) -> str:
+    """The first block of commands below "What to type"."""
+    text = read_shipped("runbooks", page)
+    below = text.partition("**What to type.**")[2]
+    found = re.search(r"^```sh\n(.*?)^```", below, re.DOTALL | re.MULTILINE)
+    assert found, f"runbooks/{page} has no block of commands below **What to type.**"
+    return found.group(1)
+
+
+@dataclass
+class Scene:
+    """One run, in a folder of its own, with its card as tr11.toml there."""
+
+    twin: Twin
+    folder: Path
+    changes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.slurm = SlurmScheduler(self.twin.environment)
+        self.write_card()
+        (self.folder / "bin").mkdir()
+        self.program("tr11", f'exec {sys.executable} -c "{RUN_TR11}" "$@"')
+
+    def write_card(self, *more: str, tables: str = "") -> None:
+        """The card of the commands that are typed from now on; what runs goes on with its own."""
+        card = rehearsal_card(self.folder, (*SHAPE, *self.changes, *more))
+        (self.folder / "tr11.toml").write_text(card_text(card, "a test") + tables, encoding="utf-8")
+        self.paths: RunPaths = card.paths
+        self.directory = RunDirectory(card.paths, card.kill_switch)
+
+    def program(self, name: str, script: str) -> None:
+        """A program that stands in front of the others on PATH."""
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    # ------------------------------------------------------------------ commands
+    @property
+    def environment(self) -> dict[str, str]:
+        root = Path(__file__).parents[2]
+        return {
+            **os.environ,
+            **self.twin.environment,
+            "PYTHONPATH": f"{root}:{FAULTY}",
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "TR11_TEST_FAULTS": str(self.folder / "faults.json"),
+        }
+
+    def shell(self, commands: str, expect: Sequence[int] = (0,)) -> str:
+        """Type commands in the run's folder; each must succeed, and no traceback may ever be shown."""
+        done = subprocess.run(
+            ["bash", "-e", "-c", commands], cwd=self.folder, env=self.environment, capture_output=True, text=True,
+            timeout=DEADLINE_SECONDS, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        shown = f"{commands}\n-> {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stdout + done.stderr, shown
+        assert done.returncode in expect, shown
+        return done.stdout
+
+    def status(self, *words: str) -> str:
+        """What `tr11 status` says now: the command itself, without the start of another Python."""
+        said = io.StringIO()
+        with patch.dict(os.environ, self.environment), contextlib.chdir(self.folder), contextlib.redirect_stdout(said):
+            code = execute(["status", *words])
+        assert code in {0, 1, 3}, said.getvalue()
+        return said.getvalue()
+
+    def findings(self) -> set[str]:
+        """The detectors with a finding in `tr11 status --json`."""
+        return self._look()[0]
+
+    def _look(self) -> tuple[set[str], list[str]]:
+        """The detectors with a finding, and what could not be seen."""
+        document = json.loads(self.status("--json"))
+        return {finding["detector"] for finding in document["findings"]}, document["unknown"]
+
+    def _is_without(self, detectors: set[str]) -> bool:
+        """That all could be seen, and nothing was found."""
+        found, unknown = self._look()
+        return not unknown and not detectors & found
+
+    def treat(self, *detectors: str, expect: Sequence[int] = (0,), **words: str) -> None:
+        """The fault shows, and stays; its page's commands are typed with `words` in place of its capitals; it is gone.
+
+        Of several detectors, all must show at once, and all pages must have the same cure.
+        """
+        wanted = set(detectors)
+        self.until(lambda: wanted <= self.findings(), f"{wanted}")
+        time.sleep(STAYS_SECONDS)
+        self.until(lambda: wanted <= self.findings(), f"{wanted} again", seconds=3.0)
+        [commands] = {cure(page_of(detector)) for detector in detectors}
+        for word, value in {"REASON": "as the page says", **words}.items():
+            commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)
+        left = CAPITALS.search(commands)
+        assert left is None, f"nothing was given for {left and left[0]} in\n{commands}"
+        self.shell(commands, expect)
+        self.until(lambda: self._is_without(wanted), f"the end of {wanted}")
+
+    # ------------------------------------------------------------------ the run
+    def launch(self, *words: str) -> str:
+        """Submit; returns the job's number."""
+        return str(json.loads(self.shell(" ".join(("tr11 launch --json", *words))))["job_id"])
+
+    def train(self, steps: int = 3) -> Job:
+        """Until the run trains, launched or let go on where it does not; then so many steps more. Returns its job."""
+        if self.directory.kill_switch.exists():
+            self.shell("tr11 resume --yes")
+        if not self.jobs():
+            self.launch("--array", "1-9")
+        began, deadline = time.time(), time.monotonic() + DEADLINE_SECONDS
+        while True:
+            running = [job for job in self.jobs() if job.state is JobState.RUNNING]
+            for job in running:
+                if sum(step["job_id"] == job.raw_id and step["time"] > began for step in self.steps()) >= steps:
+                    return job
+            assert time.monotonic() < deadline, self.told(f"{steps} steps more")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Cancel what this run has in the queue, and wait until its nodes are free."""
+        while jobs := self.jobs():
+            for job in jobs:
+                self.slurm.cancel(job.array_id or job.raw_id)
+            time.sleep(0.3)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return steps_of(self.paths)
+
+    def jobs(self) -> list[Job]:
+        """This run's jobs that are not over."""
+        return [job for job in self.slurm.jobs() if self.directory.mark in job.comment and not job.state.is_final]
+
+    def running(self) -> Job:
+        return next(job for job in self.jobs() if job.state.is_active)
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.told(what)
+            time.sleep(POLL_SECONDS)
+
+    def told(self, what: str) -> str:
+        """What did not come in time, and what can be seen of the run."""
+        log = self.paths.main_log.read_text(errors="replace")[-3000:] if self.paths.main_log.exists() else ""
+        return f"not in time: {what}\n{self.status()}\n{log}"
+
+    # ------------------------------------------------------------------ faults
+    def make_ill(self, **faults: Any) -> None:
+        """From now on the training has these faults (tests/twin/faulty/sitecustomize.py), in place of others."""
+        write_json(self.folder / "faults.json", faults)
+
+    def until_still(self) -> None:
+        """Until no steps come any more."""
+        seen = -1
+        while seen != len(self.steps()):
+            seen = len(self.steps())
+            time.sleep(0.6)
+
+    def heal(self) -> None:
+        """The training is well again."""
+        self.make_ill()
+        heal(self.twin)
+
+    def age(self, seconds: float, heartbeats: bool = True, logs: bool = True) -> None:
+        """As if everything that was written so far had been written so much earlier."""
+        if heartbeats:
+            for path in self.paths.heartbeats.glob("[0-9]*.json"):
+                beat = read_json(path)
+                assert beat is not None
+                self.heartbeat(path, time=beat["time"] - seconds)
+        if logs:
+            for path in [self.paths.metrics, *self.paths.attempts.glob("*/phases.jsonl")]:
+                lines = [json.loads(line) for line in path.read_text().splitlines()]
+                path.write_text("".join(json.dumps({**line, "time": line["time"] - seconds}) + "\n" for line in lines))
+                self.touch(path, seconds)
+            self.touch(self.paths.main_log, seconds)
+
+    def heartbeat(self, path: Path, **changes: Any) -> None:
+        """Change one rank's heartbeat, and set its file's time to match."""
+        value = {**(read_json(path) or {}), **changes}
+        write_json(path, value)
+        os.utime(path, (value["time"], value["time"]))
+
+    @staticmethod
+    def touch(path: Path, seconds: float) -> None:
+        """Set a file's times to so long ago."""
+        moment = time.time() - seconds
+        os.utime(path, (moment, moment))

@@ -1,0 +1,442 @@
+"""Every alert's page in runbooks/: its commands, typed as they stand there, cure the fault that they treat."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.twin.runbook_scene import Scene, cure
+from tr11ops.detect.registry import DETECTORS
+from tr11ops.detect.runbooks import page_of
+from tr11ops.exclusions import exclude
+from tr11ops.holds import hold
+from tr11ops.rundir import new_tag
+from tr11ops.twin.faults import inject
+from tr11ops.twin.twin import Twin
+from trainer.contract import EndMarker, checkpoint_name, read_json, read_latest, write_json
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How one fault comes about. `is_alone`: in a run of its own; else in the run that most share, which goes on."""
+
+    detectors: tuple[str, ...]
+    play: Callable[[Scene], None]
+    changes: tuple[str, ...]
+    is_alone: bool
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(
+    *detectors: str, card: tuple[str, ...] = (), alone: bool = False
+) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
+    """Registers the fault that these detectors find; `card` are changes of the run card."""
+
+    def register(play: Callable[[Scene], None]) -> Callable[[Scene], None]:
+        SCENARIOS.append(Scenario(detectors, play, card, alone))
+        return play
+
+    return register
+
+
+def submit(scene: Scene, *words: str, ours: bool = True) -> str:
+    """A job with the run's name."""
+    comment = [f"--comment={scene.directory.comment(new_tag())}"] if ours else []
+    common = [f"--job-name={scene.paths.name}", "--partition=gpu_p5", "--time=10", "--output=/dev/null"]
+    return subprocess.run(
+        ["sbatch", "--parsable", *common, *comment, *words],
+        capture_output=True, text=True, check=True, env=scene.environment, cwd=scene.folder,
+    ).stdout.strip()  # fmt: skip
+
+
+def nodes_of(scene: Scene) -> list[str]:
+    return sorted(node.name for node in scene.slurm.nodes() if "gpu_p5" in node.partitions)
+
+
+def set_node(scene: Scene, node: str, state: str, expect: tuple[int, ...] = (0,)) -> None:
+    scene.shell(f"scontrol update NodeName={node} State={state} Reason='somebody else'", expect)
+
+
+# ----------------------------------------------------------------------------- runs of their own
+@scenario(
+    "queued-too-long", alone=True,
+    card=("slurm.nodes=5", "parallel.pipeline=1", "batch.global_batch_size=20", "watch.longest_queue_minutes=0.01"),
+)  # fmt: skip
+def queued_too_long(scene: Scene) -> None:
+    """Five of six nodes are needed: one is drained by the site, the run itself has excluded another."""
+    ours, theirs, *_ = nodes_of(scene)
+    other = submit(scene, "-N2", "--job-name=other", "--wrap=sleep 600", f"--exclude={theirs}", ours=False)
+    scene.launch("--array", "1-1")
+    scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")
+    set_node(scene, theirs, "DRAIN")
+    try:
+        scene.slurm.cancel(other)
+        scene.treat("queued-too-long", NODE=ours)
+        assert ours in scene.running().nodes
+    finally:
+        set_node(scene, theirs, "RESUME", (0, 1))
+
+
+@scenario("zombie", "node-lost", card=("slurm.spare_nodes=1",), alone=True)
+def without_its_host(scene: Scene) -> None:
+    """A job that survives its nodes, and whose first node dies: first the scheduler hears nothing of it, then it is down."""
+    scene.directory.root.mkdir()
+    number = submit(scene, "--no-kill", "-N3", "--wrap=sleep 600")
+    scene.until(lambda: any(job.nodes for job in scene.jobs()), "the job's nodes")
+    nodes = list(scene.running().nodes)
+    write_json(scene.paths.attempt(number) / "attempt.json", {"job_id": number, "start": time.time(), "nodes": nodes})
+    inject(scene.twin, "node-dead", node=nodes[0])
+    try:
+        set_node(scene, nodes[0], "NORESP")  # the scheduler would ask it within half a minute,
+        scene.until(lambda: "node-lost" in scene.findings(), "node-lost")
+        set_node(scene, nodes[0], "DOWN")  # and give it up when its time-out is over
+        assert cure(page_of("node-lost")) == cure(page_of("zombie"))
+        scene.treat("zombie")
+        assert not scene.jobs() and "node-lost" not in scene.findings()
+    finally:
+        scene.heal()
+        set_node(scene, nodes[0], "RESUME", (0, 1))
+
+
+@scenario("down", "unfinished-end", card=("resilience.launches_per_attempt=1",), alone=True)
+def down(scene: Scene) -> None:
+    """A worker of the last task of the queue is killed; the next task must train, and end in order."""
+    scene.launch("--array", "1-1")
+    scene.train()
+    inject(scene.twin, "worker-crash")
+    scene.until(lambda: not scene.jobs(), "the end of the job")
+    scene.until(lambda: {"down", "unfinished-end"} <= scene.findings(), "both findings")
+    assert cure(page_of("unfinished-end")) == cure(page_of("down"))
+    scene.treat("down")
+    scene.train()
+    scene.shell("tr11 kill --wait --yes")
+    assert "unfinished-end" not in scene.findings()
+
+
+@scenario("slow", "slow-node", alone=True)
+def slow(scene: Scene) -> None:
+    """One node makes every step longer. First the site mends it after the restart; then a health check has warned of it."""
+    scene.make_ill(scale=30)
+    last = scene.train(steps=30).nodes[-1]
+    scene.make_ill(scale=30, slow={last: 8})
+    scene.treat("slow")
+    scene.make_ill(scale=30)
+    job = scene.train(steps=30)
+    last = job.nodes[-1]
+    record = scene.paths.attempt(job.raw_id) / "nodes" / f"{last}.json"
+    warning = {"name": "gpu", "result": "warning", "why": "GPU 3 is throttled: 87 degrees"}
+    write_json(record, {**(read_json(record) or {}), "checks": [warning]})
+    scene.make_ill(scale=30, slow={last: 8})
+    scene.treat("slow-node", NODE=last)
+    assert last not in scene.train().nodes
+
+
+# ----------------------------------------------------------------------------- the queue
+@scenario("namesake")
+def namesake(scene: Scene) -> None:
+    scene.train()
+    scene.treat("namesake", JOB=submit(scene, "--wrap=sleep 600", ours=False))
+
+
+@scenario("chain-end")
+def chain_end(scene: Scene) -> None:
+    job = scene.train()
+    scene.shell(f"scancel --state=PENDING {job.array_id}")
+    scene.treat("chain-end", JOB=str(job.array_id))
+
+
+@scenario("dead-chain")
+def dead_chain(scene: Scene) -> None:
+    scene.train()
+    failed = submit(scene, "--wrap=exit 1", ours=False)
+    scene.until(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final, "the failure")
+    submit(scene, f"--dependency=afterok:{failed}", "--wrap=true")
+    scene.treat("dead-chain")
+
+
+@scenario("two-attempts")
+def two_attempts(scene: Scene) -> None:
+    scene.train()
+    scene.treat("two-attempts", JOB=submit(scene, "--wrap=sleep 600"))
+    scene.train()
+
+
+@scenario("suspended")
+def suspended(scene: Scene) -> None:
+    job = scene.train()
+    scene.shell(f"scontrol suspend {job.raw_id}")
+    scene.treat("suspended", JOB=job.raw_id)
+    scene.train()
+
+
+@scenario("held")
+def held(scene: Scene) -> None:
+    """What tr11 held after a fault."""
+    scene.train()
+    waiting = sorted({job.array_id or job.raw_id for job in scene.jobs() if not job.state.is_active})
+    hold(scene.directory, waiting, scene.slurm, "tr11", "a fault that would come again")
+    scene.treat("held")
+
+
+@scenario("kill-switch-left-on")
+def kill_switch_left_on(scene: Scene) -> None:
+    scene.train()
+    scene.directory.kill_switch.touch()
+    scene.until(lambda: not any(job.state.is_active for job in scene.jobs()), "the end of the task")
+    scene.touch(scene.directory.kill_switch, 2 * DAY)
+    scene.treat("kill-switch-left-on")
+
+
+# ----------------------------------------------------------------------------- jobs that do not train
+@scenario("hung")
+def hung(scene: Scene) -> None:
+    job = scene.train()
+    scene.make_ill(hangs={job.nodes[-1]: job.raw_id})
+    scene.until_still()
+    scene.age(900)
+    scene.treat("hung")
+
+
+@scenario("stalled")
+def stalled(scene: Scene) -> None:
+    job = scene.train()
+    scene.make_ill(waits=job.raw_id)
+    scene.until_still()
+    scene.age(900, heartbeats=False)
+    scene.treat("stalled")
+
+
+@scenario("lingering")
+def lingering(scene: Scene) -> None:
+    """A worker does not go after the trainer's last word."""
+    job = scene.train()
+    scene.make_ill(hangs={job.nodes[-1]: job.raw_id})
+    scene.until_still()
+    scene.age(2000)
+    marker = EndMarker("exit-duration", 8, 5, True, "", time.time() - 1900, "n1", job.raw_id, 1)
+    write_json(scene.paths.end_marker(job.raw_id), vars(marker))
+    scene.touch(scene.paths.end_marker(job.raw_id), 1900)
+    scene.treat("lingering")
+
+
+# ----------------------------------------------------------------------------- checkpoints and copies
+@scenario("checkpoint-unsound")
+def checkpoint_unsound(scene: Scene) -> None:
+    newest = saved_now(scene)
+    parts = [path for path in scene.paths.checkpoint(newest).rglob("*") if path.is_file() and path.suffix != ".json"]
+    parts[0].write_bytes(parts[0].read_bytes()[:-1])
+    scene.treat("checkpoint-unsound")
+
+
+@scenario("checkpoint-overdue")
+def checkpoint_overdue(scene: Scene) -> None:
+    """It trains by one card, and is watched by another, of which the interval is much shorter."""
+    saved_now(scene)
+    scene.write_card("checkpoint.interval=40")
+    scene.treat("checkpoint-overdue")
+
+
+@scenario("backup-overdue")
+def backup_overdue(scene: Scene) -> None:
+    step = saved_now(scene)
+    scene.write_card("backup.store=archive", f"backup.store_interval={step}")
+    for path in scene.directory.submissions.glob("*/submission.json"):
+        write_json(path, {**(read_json(path) or {}), "time": time.time() - 30 * DAY})
+    manifest = scene.paths.checkpoint(step) / "manifest.json"
+    write_json(manifest, {**(read_json(manifest) or {}), "created": time.time() - 3 * DAY})
+    archive = scene.folder / "archive"
+    scene.treat("backup-overdue", RUN=str(scene.paths.root), VARIANT="main", STORE=str(archive), STEP=str(step))
+    assert (archive / checkpoint_name(step) / "manifest.json").exists()
+
+
+@scenario("sync-overdue", card=("hub.repository=lab/small-logs",))
+def sync_overdue(scene: Scene) -> None:
+    scene.train()
+    for path in scene.directory.submissions.glob("*/submission.json"):
+        write_json(path, {**(read_json(path) or {}), "time": time.time() - 2 * DAY})
+    scene.program("hf", 'echo "$@" > sent')
+    scene.treat("sync-overdue", REPOSITORY="lab/small-logs", RUN=str(scene.paths.root), NAME=scene.paths.name)
+    sent = (scene.folder / "sent").read_text().split()
+    assert sent[:3] == ["upload", "lab/small-logs", str(scene.paths.published)] and Path(sent[2]).is_dir()
+
+
+@scenario("purge-near", card=("watch.scratch_purge_days=2",))
+def purge_near(scene: Scene) -> None:
+    saved_now(scene)
+    for path in scene.paths.checkpoints.rglob("*"):
+        scene.touch(path, 1.9 * DAY)
+    scene.treat("purge-near", PATH=str(scene.paths.checkpoints))
+
+
+def saved_now(scene: Scene) -> int:
+    """The step of a checkpoint that is made now."""
+    scene.train()
+    scene.shell("tr11 checkpoint-now --wait --yes")
+    newest = read_latest(scene.paths.checkpoints)
+    assert newest is not None
+    return newest
+
+
+# ----------------------------------------------------------------------------- file systems and periodic jobs
+@scenario("filesystem-full", "filesystem-filling")
+def filesystem_full(scene: Scene) -> None:
+    """Two quotas on the run's directory, and an old checkpoint that takes most of both."""
+    shutil.copytree(scene.paths.checkpoint(saved_now(scene)), scene.paths.checkpoint(1))
+    (scene.paths.checkpoint(1) / "large").write_bytes(os.urandom(19_000_000))
+    scene.write_card(tables=watched("SCRATCH", scene.paths.root, 20) + watched("WORK", scene.paths.root, 40))
+    now, path = time.time(), scene.paths.state / "filesystems" / "usage.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same = {"name": "WORK", "source": "du", "path": str(scene.paths.root), "bytes_limit": 40e6}
+    samples = [{**same, "time": now - 6 * 3600 * back, "bytes_used": 19e6 - 0.4e6 * back} for back in range(12, 0, -1)]
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    scene.shell("tr11 fs-watchdog", (1,))
+    scene.treat("filesystem-full", "filesystem-filling", RUN=str(scene.paths.root), VARIANT="main", STEP="1")
+
+
+def watched(name: str, path: Path, megabytes: int) -> str:
+    return f'\n[[filesystems]]\nname = "{name}"\nsource = "du"\npath = "{path}"\nbytes_limit = "{megabytes} MB"\n'
+
+
+@scenario("periodic-job-failed")
+def periodic_job_failed(scene: Scene) -> None:
+    scene.train()
+    periodic(scene, exit_code=2, failures_in_a_row=3, message="no card")
+    scene.treat("periodic-job-failed", PERIODIC="pulse")
+
+
+@scenario("cron-dead")
+def cron_dead(scene: Scene) -> None:
+    scene.train()
+    scene.program(
+        "crontab",
+        'if [ "$1" = -l ]; then cat table 2>/dev/null || { echo "no crontab for me" >&2; exit 1; }\n'
+        'else cat "${1:--}" > table; fi',
+    )
+    periodic(scene, started=time.time() - 3 * DAY, ended=time.time() - 3 * DAY, next_due=time.time() - 3 * DAY + 3600)
+    scene.treat("cron-dead")
+    assert "tr11" in (scene.folder / "table").read_text()
+
+
+def periodic(scene: Scene, **changes: object) -> None:
+    """The record of a periodic job named pulse."""
+    now = time.time()
+    value = {
+        "schema": 1, "name": "pulse", "way": "crontab", "host": "n1", "started": now - 60, "ended": now - 50,
+        "exit_code": 0, "message": "", "interval_seconds": 3600.0, "runs": 9, "failures_in_a_row": 0,
+        "next_due": now + 3000,
+    }  # fmt: skip
+    write_json(scene.paths.state / "cron" / "pulse.json", {**value, **changes})
+
+
+# ----------------------------------------------------------------------------- nodes and clocks
+@scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
+def exclusion_cap(scene: Scene) -> None:
+    node = free_node(scene)
+    scene.shell(f"tr11 nodes exclude {node} --yes --reason 'a doubt'")
+    scene.treat("exclusion-cap", NODE=node)
+
+
+@scenario("exclusion-due")
+def exclusion_due(scene: Scene) -> None:
+    node = free_node(scene)
+    with patch("tr11ops.exclusions.time.time", return_value=time.time() - 20 * DAY):
+        assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)
+    scene.treat("exclusion-due")
+
+
+def free_node(scene: Scene) -> str:
+    job = scene.train()
+    return next(node for node in nodes_of(scene) if node not in job.nodes)
+
+
+@scenario("log-not-growing")
+def log_not_growing(scene: Scene) -> None:
+    """The log was replaced under the run's controller, as by an editor: what it writes goes to a file without name."""
+    scene.train()
+    log = scene.paths.main_log
+    text = log.read_bytes()
+    log.unlink()
+    log.write_bytes(text)
+    scene.touch(log, 900)
+    scene.treat("log-not-growing")
+
+
+@scenario("clock-skew")
+def clock_skew(scene: Scene) -> None:
+    last = scene.train().nodes[-1]
+    scene.make_ill(ahead={last: 300})
+    scene.treat("clock-skew", NODE=last)
+    assert last not in scene.train().nodes
+
+
+# ----------------------------------------------------------------------------- the training's numbers
+@scenario("loss-not-finite", "loss-spike", "gradient-norm")
+def wild_numbers(scene: Scene) -> None:
+    """Some data are poison: the training stays wild on every launch that does not pass over them."""
+    saved_now(scene)
+    job = scene.train(steps=12)
+    first = scene.steps()[-1]["iteration"] + 5
+    scene.make_ill(spike=first)
+    scene.train(steps=8)
+    inside = saved_now(scene)
+    waiting = " ".join({str(job.array_id) for job in scene.jobs()})
+    words = {"RUN": str(scene.paths.root), "VARIANT": "main", "STEP": str(inside), "JOB": waiting}
+    scene.treat("loss-not-finite", "loss-spike", "gradient-norm", **words, FIRST=str(first), LAST=str(first + 100))
+    again = [step for step in scene.steps() if step["job_id"] != job.raw_id]
+    assert again[0]["iteration"] <= first
+
+
+@scenario("counters-jump")
+def counters_jump(scene: Scene) -> None:
+    """The run goes on with another learning rate."""
+    scene.train(steps=3)
+    scene.shell("tr11 kill --wait --yes")
+    scene.stop()
+    scene.shell("tr11 kill --release --yes")
+    scene.launch("--array", "1-2", "--set schedule.learning_rate=1e-3 --set schedule.on_resume=override")
+    scene.treat("counters-jump")
+    assert json.loads(scene.status("--json"))["verdict"] == "stopped"
+
+
+# ----------------------------------------------------------------------------- all of them
+@pytest.fixture(scope="module")
+def shared(twin: Twin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """The run that most faults befall, one after another."""
+    scene = Scene(twin, tmp_path_factory.mktemp("run"))
+    yield scene
+    scene.stop()
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterator[Scene]:
+    """The run of one scenario, which is well again after it; one of its own is ended."""
+    asked: Scenario = request.param
+    made = Scene(twin, tmp_path, asked.changes) if asked.is_alone else request.getfixturevalue("shared")
+    made.write_card(*asked.changes)
+    yield made
+    made.heal()
+    if asked.is_alone:
+        made.stop()
+
+
+@pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
+def test_the_page_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
+    request.node.callspec.params["scene"].play(scene)
+
+
+def test_every_detector_has_its_fault() -> None:
+    names = [name for asked in SCENARIOS for name in asked.detectors]
+    assert sorted(names) == sorted(detector.NAME for detector in DETECTORS)
