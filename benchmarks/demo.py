@@ -17,13 +17,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trainer.contract import EndMarker
+from tr11ops.cluster.select import choose_scheduler
+from tr11ops.rundir import RunDirectory
+from trainer.contract import EndMarker, RunPaths
 
 TR11 = str(Path(sys.executable).parent / "tr11")
 console = Console(highlight=False)
@@ -208,6 +210,15 @@ class Demo:
         return bool(self.checks) and all(passed for passed, _ in self.checks)
 
 
+def end_earlier(directory: Path, kind: Literal["local", "slurm"]) -> None:
+    """Cancel what a demo in this folder that was interrupted has left in the queue, and wait until it is gone."""
+    scheduler, mark = choose_scheduler(kind), RunDirectory(RunPaths(directory, "demo", "main"), Path()).mark
+    while left := [job for job in scheduler.jobs(name="demo") if mark in job.comment and not job.state.is_final]:
+        for number in {job.array_id or job.raw_id for job in left}:
+            scheduler.cancel(number)
+        time.sleep(0.5)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--card", default="slurm/demo.toml")
@@ -216,6 +227,7 @@ def main() -> int:
     options = parser.parse_args()
     directory = Path("demo-run")
     # A demo starts from nothing but its data; only what the demo itself makes is removed.
+    end_earlier(directory, options.scheduler)
     for name in ("checkpoints", "demo-logs", "state", "journal", "kill-switch"):
         path = directory / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
