@@ -78,7 +78,10 @@ def set_node(scene: Scene, node: str, state: str, expect: tuple[int, ...] = (0,)
 def queued_too_long(scene: Scene) -> None:
     """Five of six nodes are needed: one is drained by the site, the run itself has excluded another."""
     ours, theirs, *_ = nodes_of(scene)
-    other = submit(scene, "-N2", "--job-name=other", "--wrap=sleep 600", f"--exclude={theirs}", ours=False)
+    other = submit(
+        scene, "-N2", "--exclusive", "--job-name=other", "--wrap=sleep 600", f"--exclude={theirs}", ours=False
+    )
+    scene.until(lambda: (job := scene.slurm.job(other)) is not None and bool(job.nodes), "the other job's nodes")
     scene.launch("--array", "1-1")
     scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")
     set_node(scene, theirs, "DRAIN")

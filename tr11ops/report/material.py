@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,5 +66,15 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
         incidents=seen,
         checkpoints=rows,
         journal=read_journal(directory.journal).entries,
-        doubts=tuple(dict.fromkeys((*snapshot.unknowns(), *history.doubts, *unread))),
+        doubts=_each_cause_once((*snapshot.unknowns(), *history.doubts, *unread)),
     )
+
+
+def _each_cause_once(doubts: Iterable[str]) -> tuple[str, ...]:
+    """The lines (`what: why`) without those whose cause an earlier one has named already."""
+    kept: list[str] = []
+    for doubt in doubts:
+        cause = doubt.partition(": ")[2] or doubt
+        if not any(cause in line for line in kept):
+            kept.append(doubt)
+    return tuple(kept)

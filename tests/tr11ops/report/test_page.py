@@ -109,6 +109,12 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
     assert "useful" in account and "100.00 %" in account
 
 
+def test_a_cause_that_hides_several_things_is_named_once(directory: RunDirectory) -> None:
+    facts = RunFacts("small", "main", directory.root, directory.kill_switch)
+    material = gather(directory, facts, Unknown("no scheduler here"), START + 4000)
+    assert sum("no scheduler here" in doubt for doubt in material.doubts) == 1
+
+
 def test_hostile_texts_stay_texts(directory: RunDirectory) -> None:
     text = page_text(directory)
     assert html.escape(HOSTILE, quote=False).split(" &amp;")[0] in text.replace("&#39;", "'")
