@@ -39,11 +39,6 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
     )
 
 
-def scheduler_kind(directory: RunDirectory) -> str | None:
-    """The kind of scheduler that the newest submission went to; None when nothing readable says."""
-    return directory.recorded_scheduler()
-
-
 def observe(
     directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown, now: float, read_digests: bool = False
 ) -> Snapshot:

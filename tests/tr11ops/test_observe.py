@@ -16,7 +16,7 @@ from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, SchedulerErr
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.registry import detect_all
 from tr11ops.evidence import read_kill_switch
-from tr11ops.observe import belongs, observe, scheduler_kind
+from tr11ops.observe import belongs, observe
 from tr11ops.rundir import RunDirectory, Submission, new_tag
 from tr11ops.snapshot import Attempt, KillSwitch, RunFacts, Unknown
 from tr11ops.verdict import Word, judge
@@ -172,11 +172,11 @@ def test_other_runs_jobs_do_not_count(directory: RunDirectory, tmp_path: Path) -
 
 
 def test_the_newest_submission_says_which_scheduler(directory: RunDirectory) -> None:
-    assert scheduler_kind(directory) is None
+    assert directory.recorded_scheduler() is None
     submission(directory)
     newest = Submission(new_tag(NOW), None, "local", NOW, "ana", "h", "r", "main", None, 1, "hash")
     directory.write_submission(newest)
-    assert scheduler_kind(directory) == "local"
+    assert directory.recorded_scheduler() == "local"
 
 
 # ----------------------------------------------------------------------------- damage

@@ -14,6 +14,9 @@ from tr11ops.rundir import RunDirectory
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.runcard import RunCard
+    from tr11ops.snapshot import Unknown
+
+CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 
 RunOption = Annotated[
     str | None,
@@ -74,6 +77,33 @@ def open_scheduler(kind: str) -> Scheduler:
     if kind not in {"slurm", "local", "auto"}:
         raise Refusal(f"--scheduler = {kind!r}: is not a scheduler; use slurm, local or auto", exit_code=2)
     return choose_scheduler(kind)  # type: ignore[arg-type]
+
+
+def check_scheduler_word(kind: str) -> None:
+    """Raises Refusal for a word that `--scheduler` does not take."""
+    if kind not in CLUSTERS:
+        raise Refusal(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+
+
+def kind_to_watch(directory: RunDirectory, kind: str) -> str:
+    """Where a run is looked for: where it was submitted to, unless `--scheduler` names another."""
+    recorded = directory.recorded_scheduler() if kind == "auto" else None
+    return recorded if recorded in CLUSTERS else kind
+
+
+def open_eye(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
+    """The scheduler that a run is looked for on; why there is none, where looking goes on without it.
+
+    Raises Refusal for an unknown word.
+    """
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.snapshot import Unknown
+
+    wanted = kind_to_watch(directory, kind)
+    try:
+        return open_scheduler(wanted)
+    except (SchedulerError, OSError) as error:
+        return Unknown(f"no {wanted} scheduler here: {error}")
 
 
 def require_file(path: Path, option: str) -> None:

@@ -20,6 +20,7 @@ from tr11ops.cli.common import (
     SchedulerOption,
     SetOption,
     directory_of,
+    kind_to_watch,
     open_scheduler,
     read_card,
 )
@@ -121,11 +122,10 @@ def _jobs(card: RunCard, kind: str) -> Observed[tuple[Job, ...]]:
     """This run's jobs, or why they are unknown: what ran long ago is told by the files alone."""
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.evidence import cause
-    from tr11ops.observe import scheduler_kind
     from tr11ops.snapshot import Unknown
 
     try:
-        edge = open_scheduler((scheduler_kind(directory_of(card)) if kind == "auto" else None) or kind)
+        edge = open_scheduler(kind_to_watch(directory_of(card), kind))
         return edge.jobs(name=card.run.name)
     except (SchedulerError, OSError) as error:
         return Unknown(cause(error))

@@ -21,6 +21,7 @@ from tr11ops.cli.common import (
     SchedulerOption,
     SetOption,
     directory_of,
+    open_eye,
     read_card,
     require_file,
     say,
@@ -83,7 +84,7 @@ def handover(
     now = time.time()
     ledger = read_journal(directory.journal)
     begun, basis = begin_of(since, now, ledger.entries)
-    eye = _scheduler(directory, scheduler)
+    eye = open_eye(directory, scheduler)
     material = _gather(card, directory, facts_of(card, run or ""), eye, ledger, begun, now)
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.surroundings, card, ahead)
@@ -161,18 +162,6 @@ def _moment(text: str, now: float) -> float | None:
 
 
 # ----------------------------------------------------------------------------- reading
-def _scheduler(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
-    from tr11ops.cli.common import open_scheduler
-    from tr11ops.cluster.base import SchedulerError
-    from tr11ops.observe import scheduler_kind
-    from tr11ops.snapshot import Unknown
-
-    try:
-        return open_scheduler((scheduler_kind(directory) if kind == "auto" else None) or kind)
-    except (SchedulerError, OSError) as error:
-        return Unknown(f"no scheduler here: {error}")
-
-
 def _gather(
     card: RunCard,
     directory: RunDirectory,
@@ -195,7 +184,7 @@ def _gather(
 
     snapshot = observe(directory, facts, scheduler, now)
     findings = detect_all(snapshot)
-    history = read_history(directory, snapshot.jobs)
+    history = read_history(directory, snapshot.jobs, ledger)
     seen = incidents(directory)
     standings = observed(lambda: (_standing(directory, begun), _standing(directory, now)))
     surroundings = see_surroundings(directory, card, snapshot)

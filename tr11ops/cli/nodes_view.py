@@ -98,11 +98,10 @@ def open_desk(run: str | None, overrides: list[str] | None, kind: str) -> Desk:
     from tr11ops.exclusions import read_version
     from tr11ops.journal import user_name
     from tr11ops.launch.preflight import chosen_partition
-    from tr11ops.observe import scheduler_kind
 
     card = read_card(run, overrides)
     directory = directory_of(card)
-    scheduler = open_scheduler((scheduler_kind(directory) if kind == "auto" else None) or kind)
+    scheduler = open_scheduler((directory.recorded_scheduler() if kind == "auto" else None) or kind)
     try:
         exclusions = read_version(directory.exclusions).exclusions
     except (OSError, ValueError) as error:

@@ -13,7 +13,9 @@ from tr11ops.cli.common import (
     RunOption,
     SchedulerOption,
     SetOption,
+    check_scheduler_word,
     directory_of,
+    kind_to_watch,
     named_card,
     read_card,
     say,
@@ -23,11 +25,11 @@ from tr11ops.cli.stopping import DryRunOption
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.pulse import Hands, Pulse
+    from tr11ops.rundir import RunDirectory
     from tr11ops.snapshot import Unknown
 
 PULSE_SCHEMA = 1
 LOOK_SECONDS = 12.0  # a controller that is silent for longer is away: the pass must not wait for it
-CLUSTERS = ("slurm", "local", "auto")
 
 
 def pulse(
@@ -63,8 +65,7 @@ def pulse(
     from tr11ops.journal import user_name
     from tr11ops.pulse import Run, take_pulse
 
-    if scheduler not in CLUSTERS:
-        raise Refusal(f"--scheduler {scheduler!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+    check_scheduler_word(scheduler)
     card = read_card(run, overrides)
     directory = directory_of(card)
     eye, hand = _edges(directory, scheduler)
@@ -85,18 +86,16 @@ def pulse(
     raise typer.Exit(result.verdict.exit_code)
 
 
-def _edges(directory: Any, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
+def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
     """The edge that looks, which gives up soon, and the one that acts; None where there is no scheduler."""
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
     from tr11ops.cluster.slurm import SlurmScheduler
-    from tr11ops.observe import scheduler_kind
     from tr11ops.snapshot import Unknown
 
-    recorded = scheduler_kind(directory) if kind == "auto" else None
-    wanted = recorded if recorded in CLUSTERS else kind
+    wanted = kind_to_watch(directory, kind)
     try:
-        hand = choose_scheduler(wanted)  # type: ignore[arg-type]  # checked against CLUSTERS
+        hand = choose_scheduler(wanted)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
         return Unknown(f"no {wanted} scheduler here: {error}"), None
     return (SlurmScheduler(timeout_seconds=LOOK_SECONDS) if hand.name == "slurm" else hand), hand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -15,15 +15,11 @@ from tr11ops.cli.common import (
     SchedulerOption,
     SetOption,
     directory_of,
+    open_eye,
     read_card,
     require_file,
     say,
 )
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.snapshot import Unknown
 
 
 def report(
@@ -66,7 +62,7 @@ def report(
     from tr11ops.report.page import render
     from tr11ops.report.page_sections import page_of
 
-    material = gather(directory, facts_of(card, run or ""), _scheduler(directory, scheduler), time.time())
+    material = gather(directory, facts_of(card, run or ""), open_eye(directory, scheduler), time.time())
     page = page_of(material, times, charts)
     text = render(page, script() if charts else "")
     if to_stdout:
@@ -83,20 +79,6 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise Refusal(f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris", exit_code=2) from None
-
-
-def _scheduler(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
-    """The scheduler that the run went to. A report is written without one too, and says so."""
-    from tr11ops.cli.common import open_scheduler
-    from tr11ops.cluster.base import SchedulerError
-    from tr11ops.observe import scheduler_kind
-    from tr11ops.snapshot import Unknown
-
-    recorded = scheduler_kind(directory) if kind == "auto" else None
-    try:
-        return open_scheduler(recorded if recorded in {"slurm", "local"} else kind)
-    except (SchedulerError, OSError) as error:
-        return Unknown(f"no {recorded or kind} scheduler here: {error}")
 
 
 def _write(path: Path, text: str) -> None:

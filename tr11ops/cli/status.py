@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    check_scheduler_word,
+    directory_of,
+    kind_to_watch,
+    read_card,
+    say,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,7 +41,6 @@ WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
 NARROWEST, WIDEST = 40, 132
 SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get what it saw
-CLUSTERS = ("slurm", "local", "auto")
 
 
 def status(  # options of a command line: typer calls it by name
@@ -78,8 +88,7 @@ def status(  # options of a command line: typer calls it by name
         raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2)
     if seconds is not None and not SHORTEST_WATCH_SECONDS <= seconds <= 86400:
         raise Refusal(f"--watch {seconds:g}: must be between 1 and 86400 seconds", exit_code=2)
-    if scheduler not in CLUSTERS:
-        raise Refusal(f"--scheduler {scheduler!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+    check_scheduler_word(scheduler)
     if prometheus is not None and as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
     if prometheus is not None:
@@ -155,9 +164,7 @@ def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool
 
     card = read_card(run, overrides)
     directory = directory_of(card)
-    if kind == "auto":
-        recorded = directory.recorded_scheduler()
-        kind = recorded if recorded in CLUSTERS else kind
+    kind = kind_to_watch(directory, kind)
     chosen: Overview | str
     try:
         # the commands of a scheduler take their time, and so do our own imports: side by side

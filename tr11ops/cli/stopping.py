@@ -46,12 +46,11 @@ def scene(run: str | None, overrides: list[str] | None, scheduler: str) -> Scene
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
     from tr11ops.journal import user_name
-    from tr11ops.observe import scheduler_kind
 
     card = read_card(run, overrides)
     directory = directory_of(card)
     guard(directory)
-    edge = open_scheduler((scheduler_kind(directory) if scheduler == "auto" else None) or scheduler)
+    edge = open_scheduler((directory.recorded_scheduler() if scheduler == "auto" else None) or scheduler)
     return Scene(card, directory, edge, user_name())
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.evidence import observed, read_submissions
 from tr11ops.exclusions import EXCLUDED, INCLUDED
-from tr11ops.journal import Entry, read_journal
+from tr11ops.journal import Entry, Ledger, read_journal
 from tr11ops.observe import belongs
 from tr11ops.report.history_attempts import lives_of, read_attempts
 from tr11ops.report.history_types import AttemptHistory, CheckpointMark, History, Period, StepMark
@@ -40,8 +40,11 @@ class _Metrics:
     validations: list[float] = field(default_factory=list)
 
 
-def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]]) -> History:
-    """Read a run's past. `jobs` are the scheduler's, for what runs now and when what ended gave its nodes back."""
+def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]], ledger: Ledger | None = None) -> History:
+    """Read a run's past. `jobs` are the scheduler's, for what runs now and when what ended gave its nodes back.
+
+    `ledger` is the run's journal where the caller has read it already.
+    """
     paths, doubts = directory.paths, list[str]()
     metrics = observed(lambda: _read_metrics(paths.metrics))
     steps: Observed[tuple[StepMark, ...]] = metrics if isinstance(metrics, Unknown) else tuple(metrics.steps)
@@ -59,7 +62,7 @@ def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]]) -> Hi
     submissions, unread = read_submissions(directory)
     if isinstance(submissions, Unknown):
         doubts.append(f"submissions: {submissions.why}")
-    ledger = read_journal(directory.journal)
+    ledger = read_journal(directory.journal) if ledger is None else ledger
     doubts += unread
     doubts += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
     found = metrics if isinstance(metrics, _Metrics) else _Metrics()

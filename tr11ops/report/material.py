@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """One run, seen as a whole. `versions` are those of the newest submission; `doubts` what could not be read."""
+    """One run, seen as a whole. `doubts` are what could not be read, each cause once."""
 
     snapshot: Snapshot
     findings: tuple[Finding, ...]
@@ -48,7 +48,8 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
 
     snapshot = observe(directory, facts, scheduler, now)
     findings = detect_all(snapshot)
-    history = read_history(directory, snapshot.jobs)
+    ledger = read_journal(directory.journal)
+    history = read_history(directory, snapshot.jobs, ledger)
     latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
     named = latest if isinstance(latest, int) else None
     series = observed(lambda: read_series(directory.paths.metrics))
@@ -65,7 +66,7 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
         series=series,
         incidents=seen,
         checkpoints=rows,
-        journal=read_journal(directory.journal).entries,
+        journal=ledger.entries,
         doubts=_each_cause_once((*snapshot.unknowns(), *history.doubts, *unread)),
     )
 
