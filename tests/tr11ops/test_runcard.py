@@ -28,7 +28,7 @@ from trainer.config import CardError, load_trainer_config
 SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
 DEMO = shipped_folder() / "demo.toml"
 MAIN = shipped_folder() / "tr11-176B-ml.toml"
-SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
+SITE = {f"six_ALL_CCFR{name}": f"/site/ccfr{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
 
 
 def fault(*overrides: str, path: Path = SMALL) -> str:
@@ -58,9 +58,9 @@ def test_main_card_is_the_final_training() -> None:
     assert (card.gradient_accumulation_steps(0), card.gradient_accumulation_steps(10_000_000)) == (12, 128)
     assert card.time_limit_seconds == 360_000
     assert card.paths.main_log == Path(
-        "/site/scratch/checkpoints/tr11-176B-ml/tr11-176B-ml-logs/logs/main/main_log.txt"
+        "/site/ccfrscratch/checkpoints/tr11-176B-ml/tr11-176B-ml-logs/logs/main/main_log.txt"
     )
-    assert card.kill_switch == Path("/site/work/code/tr11-176B-ml/kill-switch-tr11-176B-exp1")
+    assert card.kill_switch == Path("/site/ccfrwork/code/tr11-176B-ml/kill-switch-tr11-176B-exp1")
     assert card.data.weights is not None and len(card.data.prefixes) == len(card.data.weights) == 28
     assert math.isclose(sum(card.data.weights), 1)
     assert "shorter" not in str(card_warnings(card)) and "10 minutes before the time limit" in str(

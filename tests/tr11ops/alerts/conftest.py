@@ -1,28 +1,13 @@
-"""A mail server for each test, and an office that mails through it."""
+"""An office that mails through the test's mail server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.alerts.office import Mailbox, Office, Server
-
-
-@pytest.fixture
-def mailbox() -> Mailbox:
-    return Mailbox()
-
-
-@pytest.fixture
-def server(mailbox: Mailbox) -> Iterator[Server]:
-    running = Server(mailbox)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.stop(no_assert=True)
+from tests.tr11ops.alerts.office import Office, Server
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,21 +18,6 @@ from tr11ops.journal import read_journal
 from tr11ops.runcard import load_card
 
 Type = Callable[..., Answer]
-
-
-@pytest.fixture
-def mailbox() -> Mailbox:
-    return Mailbox()
-
-
-@pytest.fixture
-def server(mailbox: Mailbox) -> Iterator[Server]:
-    running = Server(mailbox)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.stop(no_assert=True)
 
 
 @pytest.fixture

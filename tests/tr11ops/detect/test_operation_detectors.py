@@ -7,9 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.tr11ops.detect.operation_cases import (
+    OPERATION,
+    RULE,
+    SUBMITTED,
+    TERA,
+    UNKNOWN,
+    clock,
+    excluded,
+    facts,
+    growing,
+    job,
+    nodes,
+    operated,
+    queued,
+    usage,
+)
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
@@ -24,7 +38,7 @@ from tests.tr11ops.status_cases import (
     with_facts,
     wordless,
 )
-from tr11ops.cluster.base import JobState, Node
+from tr11ops.cluster.base import JobState
 from tr11ops.crontab import state as periodic
 from tr11ops.detect import (
     backup_overdue,
@@ -44,107 +58,8 @@ from tr11ops.detect import (
     sync_overdue,
 )
 from tr11ops.detect.finding import Finding
-from tr11ops.filesystems.history import Usage
-from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts, ShutFolder
-from tr11ops.rundir import Submission
-from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot, Unknown
-
-UNKNOWN = Unknown("the disk is away")
-TERA = 2.0**40
-RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
-FACTS = OperationFacts(
-    partition="gpu_p5",
-    allocated_nodes=48,
-    purge_days=30.0,
-    archive_interval=1000,
-    sync_seconds=HOUR,
-    filesystems=(RULE,),
-)
-SUBMITTED = Submission("t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash")
-OPERATION = (
-    queued_too_long,
-    backup_overdue,
-    sync_overdue,
-    filesystem_full,
-    filesystem_filling,
-    purge_near,
-    exclusion_cap,
-    exclusion_due,
-    periodic_job_failed,
-    cron_dead,
-    clock_skew,
-)
-
-
-def nodes(count: int = 52, bad: int = 0) -> tuple[Node, ...]:
-    return tuple(
-        Node(f"n{number:02d}", frozenset({"down"} if number > count - bad else {"idle"}), partitions=("gpu_p5",))
-        for number in range(1, count + 1)
-    )
-
-
-def excluded(count: int, until: float | None = NOW + DAY) -> tuple[Exclusion, ...]:
-    return tuple(
-        Exclusion(f"n{number:02d}", "Xid 79", "tr11", until, (), NOW - 5 * DAY) for number in range(1, count + 1)
-    )
-
-
-def usage(percent: float = 50.0, age: float = HOUR, free: float = 200 * TERA, **changes: Any) -> Usage:
-    values: dict[str, Any] = {"bytes_used": percent * TERA, "bytes_limit": 100 * TERA, "bytes_free": free}
-    return Usage(NOW - age, "SCRATCH", "df", "/scratch", **{**values, **changes})
-
-
-def growing(first: float, last: float, days: int = 10) -> tuple[Usage, ...]:
-    return tuple(usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR) for day in range(days + 1))
-
-
-def job(name: str = "pulse", **changes: Any) -> periodic.JobState:
-    values: dict[str, Any] = {
-        "way": "crontab",
-        "host": "login1",
-        "started": NOW - 600,
-        "ended": NOW - 590,
-        "exit_code": 0,
-        "message": "",
-        "interval_seconds": HOUR,
-        "runs": 100,
-        "failures_in_a_row": 0,
-        "next_due": NOW + 3000,
-    }
-    return periodic.JobState(name, **{**values, **changes})
-
-
-def clock(host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0") -> ClockReading:
-    return ClockReading(host, NOW - age + ahead, NOW - age, what)
-
-
-def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any) -> Snapshot:
-    """A healthy moment with every part of the operation in place; each test changes what it is about."""
-    values: dict[str, Any] = {
-        "nodes": nodes(),
-        "submissions": (SUBMITTED,),
-        "exclusions": excluded(1),
-        "backup": CopyStatus(NOW - 20 * HOUR, 31_000),
-        "sync": CopyStatus(NOW - 1200.0),
-        "checkpoints": checkpoints(steps=(31_000, 31_100, 31_200)),
-        "periodic_jobs": (job(), job("digest", interval_seconds=DAY, next_due=NOW + 20 * HOUR)),
-        "chains": (periodic.ChainState("hourly", "77", NOW - 600, NOW + 3000),),
-        "usage": (usage(age=2 * DAY), usage()),
-        "clocks": (clock(), clock("n02", -1.0)),
-        "least_used": (LeastUsed("data", Path("/scratch/a.bin"), NOW - DAY),),
-    }
-    return with_facts(
-        dataclasses.replace(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000
-    )
-
-
-def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
-    jobs = changes.pop("jobs", (pending(reason=reason, submit_time=NOW - 2 * HOUR, partition="gpu_p5"),))
-    return operated(idle(), jobs=jobs, **changes)
-
-
-def facts(**changes: Any) -> OperationFacts:
-    return dataclasses.replace(FACTS, **changes)
+from tr11ops.operation import CopyStatus, Hold, LeastUsed, ShutFolder
+from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot
 
 
 def test_a_clean_operation_has_no_findings() -> None:
@@ -436,90 +351,3 @@ def test_an_end_that_the_scheduler_has_forgotten_is_told_from_its_log() -> None:
     assert [found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"] == [
         finding.evidence
     ]
-
-
-# ----------------------------------------------------------------------------- properties
-@given(ahead=st.lists(st.floats(-29.9, 29.9), min_size=1, max_size=8), age=st.floats(0, 3000))
-def test_clocks_within_the_bound_are_never_told_of(ahead: list[float], age: float) -> None:
-    readings = tuple(clock(f"n{number % 3}", skew, age) for number, skew in enumerate(ahead))
-    assert list(clock_skew.detect(operated(clocks=readings))) == []
-
-
-@given(
-    interval=st.floats(60, 30 * DAY),
-    late=st.floats(0, 1),
-    way=st.sampled_from(["crontab", "daemon", "scrontab", "slurm"]),
-)
-def test_a_job_within_its_grace_is_never_overdue_and_beyond_it_always_is(
-    interval: float, late: float, way: str
-) -> None:
-    within = job(interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999)
-    beyond = dataclasses.replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
-    assert not cron_dead.is_overdue(within, NOW)
-    assert cron_dead.is_overdue(beyond, NOW)
-
-
-@given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
-def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
-    """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
-    long_ago = dataclasses.replace(SUBMITTED, time=NOW - 100 * DAY)
-    due = latest - latest % interval
-    seen = operated(
-        facts=facts(archive_interval=interval),
-        steps=steps(last=latest, age=0.0),
-        submissions=(long_ago,),
-        backup=CopyStatus(NOW - DAY, copied),
-        checkpoints=checkpoints(steps=(due,), latest=due, examined=()),
-    )
-    first_missing = copied - copied % interval + interval
-    late = (latest - first_missing) * 105.0
-    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.GRACE_SECONDS)
-
-
-EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"})
-
-
-@given(
-    base=st.sampled_from([row[1] for row in TABLE]),
-    hidden=st.sets(st.sampled_from(EVERY_NEED)),
-    later=st.floats(-DAY, 60 * DAY),
-)
-def test_what_cannot_be_seen_makes_none_of_them_speak(base: Snapshot, hidden: set[str], later: float) -> None:
-    seen = dataclasses.replace(base, time=base.time + later)
-    blinded = dataclasses.replace(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
-    for detector in OPERATION:
-        assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), detector.NAME
-        assert detector.NAME in registry.blind(blinded) or not hidden & set(detector.NEEDS)
-
-
-@given(
-    percent=st.floats(0, 60),
-    wobble=st.floats(0, 0.5),
-    skew=st.floats(-29, 29),
-    late=st.floats(-0.99, 0.99),
-    out=st.integers(0, 2),
-    synced=st.floats(0, 3),
-    untouched=st.floats(0, 22),
-    waited=st.floats(0, 3600),
-    trains=st.booleans(),
-)
-def test_a_clean_operation_of_any_kind_has_no_findings(
-    percent: float, wobble: float, skew: float, late: float, out: int, synced: float, untouched: float,
-    waited: float, trains: bool,
-) -> None:  # fmt: skip
-    """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or waits a little."""
-    samples = tuple(usage(percent + wobble * (day % 2), age=(10 - day) * DAY) for day in range(11))
-    due = NOW - late * cron_dead.grace(HOUR)
-    waits = pending(reason="Resources", submit_time=NOW - waited)
-    seen = operated(
-        snapshot() if trains else idle(),
-        jobs=(running(), pending()) if trains else (waits,),
-        usage=samples,
-        clocks=(clock(ahead=skew), clock("n02", -skew / 2)),
-        periodic_jobs=(job(next_due=due), job("digest", interval_seconds=DAY, next_due=due)),
-        chains=(periodic.ChainState("hourly", "77", NOW - HOUR, due), periodic.ChainState("daily", "78", NOW, due)),
-        exclusions=excluded(out),
-        sync=CopyStatus(NOW - synced * HOUR),
-        least_used=(LeastUsed("data", Path("/scratch/a.bin"), NOW - untouched * DAY),),
-    )
-    assert [finding for detector in OPERATION for finding in detector.detect(seen)] == []

@@ -1,0 +1,134 @@
+"""Snapshots of the operation around a run, and their parts, for the tests of its detectors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    checkpoints,
+    idle,
+    pending,
+    snapshot,
+    with_facts,
+)
+from tr11ops.cluster.base import Node
+from tr11ops.crontab import state as periodic
+from tr11ops.detect import (
+    backup_overdue,
+    clock_skew,
+    cron_dead,
+    exclusion_cap,
+    exclusion_due,
+    filesystem_filling,
+    filesystem_full,
+    periodic_job_failed,
+    purge_near,
+    queued_too_long,
+    sync_overdue,
+)
+from tr11ops.filesystems.history import Usage
+from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, LeastUsed, OperationFacts
+from tr11ops.rundir import Submission
+from tr11ops.snapshot import Exclusion, Snapshot, Unknown
+
+UNKNOWN = Unknown("the disk is away")
+TERA = 2.0**40
+RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
+FACTS = OperationFacts(
+    partition="gpu_p5",
+    allocated_nodes=48,
+    purge_days=30.0,
+    archive_interval=1000,
+    sync_seconds=HOUR,
+    filesystems=(RULE,),
+)
+SUBMITTED = Submission("t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash")
+OPERATION = (
+    queued_too_long,
+    backup_overdue,
+    sync_overdue,
+    filesystem_full,
+    filesystem_filling,
+    purge_near,
+    exclusion_cap,
+    exclusion_due,
+    periodic_job_failed,
+    cron_dead,
+    clock_skew,
+)
+
+
+def nodes(count: int = 52, bad: int = 0) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"n{number:02d}", frozenset({"down"} if number > count - bad else {"idle"}), partitions=("gpu_p5",))
+        for number in range(1, count + 1)
+    )
+
+
+def excluded(count: int, until: float | None = NOW + DAY) -> tuple[Exclusion, ...]:
+    return tuple(
+        Exclusion(f"n{number:02d}", "Xid 79", "tr11", until, (), NOW - 5 * DAY) for number in range(1, count + 1)
+    )
+
+
+def usage(percent: float = 50.0, age: float = HOUR, free: float = 200 * TERA, **changes: Any) -> Usage:
+    values: dict[str, Any] = {"bytes_used": percent * TERA, "bytes_limit": 100 * TERA, "bytes_free": free}
+    return Usage(NOW - age, "SCRATCH", "df", "/scratch", **{**values, **changes})
+
+
+def growing(first: float, last: float, days: int = 10) -> tuple[Usage, ...]:
+    return tuple(usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR) for day in range(days + 1))
+
+
+def job(name: str = "pulse", **changes: Any) -> periodic.JobState:
+    values: dict[str, Any] = {
+        "way": "crontab",
+        "host": "login1",
+        "started": NOW - 600,
+        "ended": NOW - 590,
+        "exit_code": 0,
+        "message": "",
+        "interval_seconds": HOUR,
+        "runs": 100,
+        "failures_in_a_row": 0,
+        "next_due": NOW + 3000,
+    }
+    return periodic.JobState(name, **{**values, **changes})
+
+
+def clock(host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0") -> ClockReading:
+    return ClockReading(host, NOW - age + ahead, NOW - age, what)
+
+
+def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any) -> Snapshot:
+    """A healthy moment with every part of the operation in place; each test changes what it is about."""
+    values: dict[str, Any] = {
+        "nodes": nodes(),
+        "submissions": (SUBMITTED,),
+        "exclusions": excluded(1),
+        "backup": CopyStatus(NOW - 20 * HOUR, 31_000),
+        "sync": CopyStatus(NOW - 1200.0),
+        "checkpoints": checkpoints(steps=(31_000, 31_100, 31_200)),
+        "periodic_jobs": (job(), job("digest", interval_seconds=DAY, next_due=NOW + 20 * HOUR)),
+        "chains": (periodic.ChainState("hourly", "77", NOW - 600, NOW + 3000),),
+        "usage": (usage(age=2 * DAY), usage()),
+        "clocks": (clock(), clock("n02", -1.0)),
+        "least_used": (LeastUsed("data", Path("/scratch/a.bin"), NOW - DAY),),
+    }
+    return with_facts(
+        dataclasses.replace(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000
+    )
+
+
+def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
+    jobs = changes.pop("jobs", (pending(reason=reason, submit_time=NOW - 2 * HOUR, partition="gpu_p5"),))
+    return operated(idle(), jobs=jobs, **changes)
+
+
+def facts(**changes: Any) -> OperationFacts:
+    return dataclasses.replace(FACTS, **changes)

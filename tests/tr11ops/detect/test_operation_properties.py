@@ -1,0 +1,128 @@
+"""Properties of the operation's detectors: what holds for any queue, clock, copy and disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.detect.operation_cases import (
+    OPERATION,
+    SUBMITTED,
+    UNKNOWN,
+    clock,
+    excluded,
+    facts,
+    job,
+    operated,
+    usage,
+)
+from tests.tr11ops.detect.test_operation_detectors import TABLE
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    checkpoints,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+)
+from tr11ops.crontab import state as periodic
+from tr11ops.detect import (
+    backup_overdue,
+    clock_skew,
+    cron_dead,
+    registry,
+)
+from tr11ops.operation import CopyStatus, LeastUsed
+from tr11ops.snapshot import Snapshot
+
+
+@given(ahead=st.lists(st.floats(-29.9, 29.9), min_size=1, max_size=8), age=st.floats(0, 3000))
+def test_clocks_within_the_bound_are_never_told_of(ahead: list[float], age: float) -> None:
+    readings = tuple(clock(f"n{number % 3}", skew, age) for number, skew in enumerate(ahead))
+    assert list(clock_skew.detect(operated(clocks=readings))) == []
+
+
+@given(
+    interval=st.floats(60, 30 * DAY),
+    late=st.floats(0, 1),
+    way=st.sampled_from(["crontab", "daemon", "scrontab", "slurm"]),
+)
+def test_a_job_within_its_grace_is_never_overdue_and_beyond_it_always_is(
+    interval: float, late: float, way: str
+) -> None:
+    within = job(interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999)
+    beyond = dataclasses.replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
+    assert not cron_dead.is_overdue(within, NOW)
+    assert cron_dead.is_overdue(beyond, NOW)
+
+
+@given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
+def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
+    """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
+    long_ago = dataclasses.replace(SUBMITTED, time=NOW - 100 * DAY)
+    due = latest - latest % interval
+    seen = operated(
+        facts=facts(archive_interval=interval),
+        steps=steps(last=latest, age=0.0),
+        submissions=(long_ago,),
+        backup=CopyStatus(NOW - DAY, copied),
+        checkpoints=checkpoints(steps=(due,), latest=due, examined=()),
+    )
+    first_missing = copied - copied % interval + interval
+    late = (latest - first_missing) * 105.0
+    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.GRACE_SECONDS)
+
+
+EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"})
+
+
+@given(
+    base=st.sampled_from([row[1] for row in TABLE]),
+    hidden=st.sets(st.sampled_from(EVERY_NEED)),
+    later=st.floats(-DAY, 60 * DAY),
+)
+def test_what_cannot_be_seen_makes_none_of_them_speak(base: Snapshot, hidden: set[str], later: float) -> None:
+    seen = dataclasses.replace(base, time=base.time + later)
+    blinded = dataclasses.replace(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
+    for detector in OPERATION:
+        assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), detector.NAME
+        assert detector.NAME in registry.blind(blinded) or not hidden & set(detector.NEEDS)
+
+
+@given(
+    percent=st.floats(0, 60),
+    wobble=st.floats(0, 0.5),
+    skew=st.floats(-29, 29),
+    late=st.floats(-0.99, 0.99),
+    out=st.integers(0, 2),
+    synced=st.floats(0, 3),
+    untouched=st.floats(0, 22),
+    waited=st.floats(0, 3600),
+    trains=st.booleans(),
+)
+def test_a_clean_operation_of_any_kind_has_no_findings(
+    percent: float, wobble: float, skew: float, late: float, out: int, synced: float, untouched: float,
+    waited: float, trains: bool,
+) -> None:  # fmt: skip
+    """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or waits a little."""
+    samples = tuple(usage(percent + wobble * (day % 2), age=(10 - day) * DAY) for day in range(11))
+    due = NOW - late * cron_dead.grace(HOUR)
+    waits = pending(reason="Resources", submit_time=NOW - waited)
+    seen = operated(
+        snapshot() if trains else idle(),
+        jobs=(running(), pending()) if trains else (waits,),
+        usage=samples,
+        clocks=(clock(ahead=skew), clock("n02", -skew / 2)),
+        periodic_jobs=(job(next_due=due), job("digest", interval_seconds=DAY, next_due=due)),
+        chains=(periodic.ChainState("hourly", "77", NOW - HOUR, due), periodic.ChainState("daily", "78", NOW, due)),
+        exclusions=excluded(out),
+        sync=CopyStatus(NOW - synced * HOUR),
+        least_used=(LeastUsed("data", Path("/scratch/a.bin"), NOW - untouched * DAY),),
+    )
+    assert [finding for detector in OPERATION for finding in detector.detect(seen)] == []
