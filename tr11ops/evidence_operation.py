@@ -70,7 +70,7 @@ def operation_facts(card: RunCard) -> OperationFacts:
         clock_skew_seconds=watch.clock_skew_seconds,
         purge_days=watch.scratch_purge_days,
         used_files=tuple(_used_files(card)) if watch.scratch_purge_days is not None else (),
-        archive_interval=min(intervals, default=None),
+        archive_interval=min(filter(None, intervals), default=None),
         sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
         filesystems=tuple(
             FilesystemRule(

@@ -14,14 +14,9 @@ from typing import Any
 from pydantic import Field
 
 from tr11ops.runcard_checks import operation_problems
+from tr11ops.runcard_copies import BackupSection, HubSection
 from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
-from tr11ops.runcard_sections import (
-    BackupSection,
-    HubSection,
-    RehearsalSection,
-    ResilienceSection,
-    SlurmSection,
-)
+from tr11ops.runcard_sections import RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
@@ -71,6 +66,7 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("resilience", "check_scripts"),
         ("hub", "credentials_file"),
         ("backup", "store"),
+        ("backup", "credentials_file"),
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
         ("filesystems", "path"),

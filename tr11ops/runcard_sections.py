@@ -69,37 +69,6 @@ class SlurmSection(Section):
         return self.workers_per_node or self.gpus_per_node
 
 
-class HubSection(Section):
-    """[hub]: the hub repository that logs and TensorBoard events are mirrored to."""
-
-    repository: str | None = Field(
-        default=None,
-        # \w is all of Unicode, which costs 70 ms in each start of a command
-        pattern=r"^[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}$",
-        description="OWNER/NAME; default: nothing is mirrored",
-    )
-    patterns: list[str] = Field(
-        default=["tensorboard/*/*tfevents*", "logs/*/*.txt"], min_length=1, description="files below NAME-logs"
-    )
-    interval_minutes: int = Field(default=60, gt=0, le=10_080, description="between two synchronisations")
-    credentials_file: str | None = Field(default=None, description="JSON with the bot's user, mail and token")
-
-
-class BackupSection(Section):
-    """[backup]: which checkpoints are kept, and where their copies go."""
-
-    store: str | None = Field(default=None, description="folder of the archive file system")
-    url: str | None = Field(
-        default=None,
-        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$",
-        description="bucket, e.g. gs://NAME/PATH; no credentials",
-    )
-    keep_latest: int = Field(default=15, ge=2, le=100_000, description="newest checkpoints never deleted")
-    store_interval: int = Field(default=1000, gt=0, le=10**9, description="steps copied to the store: its multiples")
-    full_interval: int = Field(default=10_000, gt=0, le=10**9, description="steps copied whole to the url")
-    weights_interval: int = Field(default=3000, gt=0, le=10**9, description="steps whose weights go to the url")
-
-
 class ResilienceSection(Section):
     """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
 

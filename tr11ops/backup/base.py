@@ -1,0 +1,88 @@
+"""The edge to an archive: what a folder of another file system and a bucket have in common, and how they fail.
+
+Paths are relative to the archive's root, with slashes. A file that is being written is not seen by `look` and `list`
+before it is whole. Every method may raise the three errors below, and nothing else of the network or the file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class ArchiveError(Exception):
+    """Something is wrong with the far side. The text is one line: what, where, and if known how to mend it."""
+
+
+class ArchiveAway(ArchiveError):
+    """No answer, or one that may be another at the next try; `wait` is what the far side asked for, in seconds."""
+
+    def __init__(self, text: str, wait: float = 0.0) -> None:
+        super().__init__(text)
+        self.wait = wait
+
+
+class ArchiveRefused(ArchiveError):
+    """Trying again will not help: wrong credentials, no such bucket, a read-only file system."""
+
+
+class ArchiveFull(ArchiveError):
+    """No room or no quota is left."""
+
+
+@dataclass(frozen=True)
+class FarFile:
+    """One whole file of an archive."""
+
+    path: str
+    bytes: int
+
+
+class Upload(Protocol):
+    """One file on its way. `offset` bytes are already at the far side, of an earlier try that was cut off."""
+
+    offset: int
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece, of any length."""
+
+    def finish(self) -> None:
+        """Make the file visible, flushed: it has all its bytes now. An older file of that name is replaced."""
+
+    def leave(self) -> None:
+        """Stop here; what is there may be resumed by the next `upload` of the same path, size and identity."""
+
+
+class Archive(Protocol):
+    """One far side. Its methods may be called by many threads at once."""
+
+    name: str  # "store" or "url": the card's key
+    address: str  # as it is shown; holds no credentials
+
+    def look(self, path: str) -> FarFile | None:
+        """The file's facts; None when there is no such file."""
+
+    def list(self, folder: str) -> Iterator[FarFile]:
+        """All whole files below a folder, at any depth, in no order."""
+
+    def upload(self, path: str, size: int, identity: str) -> Upload:
+        """Begin a file of `size` bytes, or go on with it where one of the same identity was left unfinished."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes as they are at the far side now, in pieces of at most 16 MiB, past any cache if possible."""
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write a small file, whole or not at all; an older one is replaced."""
+
+    def move(self, path: str, to: str) -> None:
+        """Give a folder (all files below it) another name; where that takes copying, the old ones go last."""
+
+    def free_bytes(self) -> int | None:
+        """What may still be written; None when the far side does not say."""
+
+    def sweep(self, older_than: float) -> int:
+        """Remove what uploads that were never finished left before this time (epoch seconds); returns how many."""
+
+    def close(self) -> None:
+        """Let go of connections."""

@@ -1,0 +1,158 @@
+"""What is known of copies: the receipt beside each copy at the far side, and the run directory's own record of it.
+
+    ARCHIVE/checkpoints/VARIANT/global_stepN/...               a whole checkpoint, file by file
+    ARCHIVE/checkpoints-weights/VARIANT/global_stepN/...       its weights alone
+    ARCHIVE/checkpoints-spikes-weights/VARIANT/global_stepN/.. the same, of steps named by hand
+    ARCHIVE/FOLDER/VARIANT/global_stepN.tar                    instead of the folder, where inodes are scarce
+    ARCHIVE/FOLDER/VARIANT/global_stepN.copy.json              the receipt, written last: every digest was read back
+
+    state/backup/copies/ARCHIVE/FOLDER-global_stepN.json       the run's own record, which can be made from the receipt
+
+A step that was trained anew after a roll-back is another checkpoint: `identity` tells them apart, and its copy lies
+beside the older one, as global_stepN.IDENTITY8. Nothing of an archive is ever overwritten or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import MANIFEST_FILE, checkpoint_name, read_json, write_json
+
+Kind: TypeAlias = Literal["full", "weights", "spike"]
+FOLDERS: Mapping[Kind, str] = {
+    "full": "checkpoints",
+    "weights": "checkpoints-weights",
+    "spike": "checkpoints-spikes-weights",
+}
+RECEIPT_SUFFIX = ".copy.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first byte is."""
+
+    path: str
+    bytes: int
+    digest: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The far side's own word on one whole copy. Times in seconds since the epoch."""
+
+    run: str
+    variant: str
+    step: int
+    kind: Kind
+    identity: str
+    location: str  # of the folder or the tar, relative to the archive
+    format: Literal["files", "tar"]
+    files: tuple[CopiedFile, ...]
+    copied: float
+    verified: float
+    host: str = ""
+    schema: int = SCHEMA
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class CopyRecord:
+    """What the run knows of one copy. `verified`: when every byte was read back; `reread`: the last re-read's end.
+
+    `damaged` are files that a later reading found changed or missing; a copy with any is no copy.
+    """
+
+    archive: str  # "store" or "url"
+    address: str  # of the archive, so that another one behind the same key of the card is not taken for it
+    step: int
+    kind: Kind
+    identity: str
+    location: str
+    format: Literal["files", "tar"]
+    files: int
+    bytes: int
+    copied: float
+    verified: float
+    reread: float | None = None
+    damaged: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged
+
+    @classmethod
+    def of(cls, receipt: Receipt, archive: str, address: str) -> CopyRecord:
+        """The record of a copy that has this receipt."""
+        return cls(
+            archive, address, receipt.step, receipt.kind, receipt.identity, receipt.location, receipt.format,
+            len(receipt.files), receipt.bytes, receipt.copied, receipt.verified,
+        )  # fmt: skip
+
+
+def identity_of(folder: Path) -> str:
+    """What tells one checkpoint from another of the same step: 64 hex digits.
+
+    Of the manifest's bytes; where there is none (the original's layout), of every file's path, size and time.
+    Raises OSError when the folder cannot be read.
+    """
+    try:
+        return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        lines = []
+        for root, _, names in os.walk(folder, onerror=_raise):
+            for name in names:
+                path = Path(root) / name
+                facts = path.stat()
+                lines.append(f"{path.relative_to(folder)}\0{facts.st_size}\0{facts.st_mtime_ns}\n")
+        return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def read_copies(directory: RunDirectory) -> tuple[CopyRecord, ...]:
+    """Every copy on record, by step. Raises OSError or ValueError when one cannot be read: nothing may follow then."""
+    folder = directory.paths.state / "backup" / "copies"
+    found = []
+    for path in sorted(folder.glob("*/*.json")):
+        value = read_json(path)
+        if value is not None:
+            found.append(_parse(path, value))
+    return tuple(sorted(found, key=lambda copy: (copy.step, copy.kind, copy.archive)))
+
+
+def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
+    """Put a copy on record, or replace its record. Raises OSError."""
+    folder = directory.paths.state / "backup" / "copies" / copy.archive
+    make_shared(folder)
+    name = copy.location.replace("/", "-").removesuffix(".tar")
+    write_json(folder / f"{name}.json", asdict(copy))
+
+
+def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
+    """Where a copy lies; with `identity` beside another copy of the same step."""
+    suffix = f".{identity[:8]}" if identity else ""
+    return f"{FOLDERS[kind]}/{variant}/{checkpoint_name(step)}{suffix}"
+
+
+def _parse(path: Path, value: Mapping[str, Any]) -> CopyRecord:
+    if value.get("schema", 0) > SCHEMA:
+        raise ValueError(f"{path} was written by a newer tr11")
+    known = {entry.name: value[entry.name] for entry in fields(CopyRecord) if entry.name in value}
+    try:
+        return CopyRecord(**{**known, "damaged": tuple(known.get("damaged", ()))})
+    except TypeError as error:
+        raise ValueError(f"{path} is not a record of a copy: {error}") from None
