@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-pytest_plugins = ["tests.plugins.twin_fixture"]
+pytest_plugins = ["tests.plugins.twin_fixture", "tests.plugins.object_store_fixture", "tests.plugins.hub_fixture"]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tr11ops.cli.common import (
+    EndpointOption,
     JsonOption,
     Refusal,
     RunOption,
     SetOption,
+    VariantOption,
     directory_of,
     read_card,
     say,
@@ -77,6 +79,8 @@ def logs(  # options of a command line: typer calls it by name
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="With --remote -f: between two looks.")
     ] = 300.0,
+    endpoint: EndpointOption = None,
+    variant: VariantOption = None,
     summary: Annotated[bool, typer.Option("--summary", help="The whole log in one table.")] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
@@ -95,10 +99,13 @@ def logs(  # options of a command line: typer calls it by name
     """
     places = (file is not None, remote is not None, rank is not None or bool(node))
     _check(places, as_json and not summary, every, attempt)
+    if remote is None and (endpoint is not None or variant is not None):
+        raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
     query = _query(follow, lines, level, iterations, since, grep, context, no_pulse)
     try:
         if remote is not None:
-            show_remote(remote, _of_attempt(query, attempt), every if follow else None, summary, as_json)
+            pause = every if follow else None
+            show_remote(remote, _of_attempt(query, attempt), pause, summary, as_json, endpoint, variant)
             return
         directory = None if file is not None else directory_of(read_card(run, overrides))
         if directory is not None and attempt is not None:

@@ -16,10 +16,13 @@ import typer
 from tr11ops.cli.common import Refusal, is_terminal, say
 
 if TYPE_CHECKING:
+    from tr11ops.hub.address import Place
     from tr11ops.logs.reader import Reader
     from tr11ops.logs.show import Query
 
-REMOTE_PATH = "logs/main/main_log.txt"
+REMOTE_PATH = "logs/{variant}/main_log.txt"
+MISSING = 404
+SHOWN_FILES = 8
 UNOBSERVED = 3
 LARGE_BYTES = 64 << 20
 
@@ -79,18 +82,29 @@ def _progress(size: int) -> Iterator[Callable[[int], None]]:
 
 
 # ----------------------------------------------------------------------------- the copy on the hub
-def show_remote(repository: str, query: Query, every: float | None, summary: bool, as_json: bool) -> None:
+def show_remote(
+    repository: str,
+    query: Query,
+    every: float | None,
+    summary: bool,
+    as_json: bool,
+    endpoint: str | None = None,
+    variant: str | None = None,
+) -> None:
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
     from dataclasses import replace
 
     from tr11ops.logs.remote import Patience, RemoteAway, RemoteFollower, RemoteLog, RemoteRefused
     from tr11ops.logs.show import NoSuchAttempt
 
-    address, token = _address(repository)
-    patience = Patience(time.sleep, say)
+    place, token = _place(repository, endpoint)
+    if place.path and variant is not None:
+        raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
+    path = place.path or REMOTE_PATH.format(variant=variant or "main")
+    patience = Patience(time.sleep, say, spread=0.2)
     if every is not None:
         patience = replace(patience, tries=None, longest=every)
-    log = RemoteLog(address, token, patience)
+    log = RemoteLog(place.file(path), token, patience)
     try:
         if summary:
             print_summary(log, log.size(), repository, as_json)
@@ -106,28 +120,46 @@ def show_remote(repository: str, query: Query, every: float | None, summary: boo
         for line in follower.unfinished():
             print_line(line, flush=False)
     except RemoteRefused as error:
-        raise Refusal(f"--remote {repository}: {error}") from None
+        there = _what_is_there(place, token, path) if error.status == MISSING else ""
+        raise Refusal(f"--remote {repository}: {there or error}") from None
     except RemoteAway as error:
         raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
     except NoSuchAttempt as error:
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
 
-def _address(repository: str) -> tuple[str, str | None]:
+def _place(repository: str, endpoint: str | None) -> tuple[Place, str | None]:
     """Where the log lies, and the token to show there. Raises Refusal."""
-    from huggingface_hub import constants, get_token, hf_hub_url
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import constants
 
-    words = repository.strip("/").split("/")
-    kind = {"datasets": "dataset", "models": "model"}.get(words[0])
-    owner = words[1:] if kind else words
-    if len(owner) < 2 or not all(owner):
-        raise Refusal(f"--remote {repository!r}: give OWNER/NAME, or OWNER/NAME/PATH of another log", exit_code=2)
+    from tr11ops.hub.address import place_of
+    from tr11ops.hub.credentials import find_credentials
+
+    try:
+        place = place_of(repository, endpoint)
+        token = find_credentials(None, os.environ).token
+    except ValueError as error:
+        raise Refusal(f"--remote: {error}", exit_code=2) from None
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
-    endpoint = os.environ.get("HF_ENDPOINT") or None
+    return place, None if token is None else token.reveal()
+
+
+def _what_is_there(place: Place, token: str | None, path: str) -> str:
+    """The logs that the repository has instead of `path`, or that there is none; "" where that cannot be told."""
+    from tr11ops.hub.outside import Outside
+    from tr11ops.logs.asking import Patience, RemoteAway, RemoteRefused
+
     try:
-        address = hf_hub_url("/".join(owner[:2]), "/".join(owner[2:]) or REMOTE_PATH, repo_type=kind, endpoint=endpoint)
-    except HFValidationError as error:
-        raise Refusal(f"--remote {repository!r}: {str(error).splitlines()[0]}", exit_code=2) from None
-    return address, get_token()
+        facts = Outside(place, token, Patience(time.sleep, say, tries=1)).facts()
+    except RemoteRefused as error:
+        return str(error)
+    except RemoteAway:
+        return ""
+    if facts is None:
+        return ""
+    texts = [name for name in facts.files if name.endswith((".txt", ".log", ".out"))]
+    shown = ", ".join(texts[:SHOWN_FILES]) + (
+        f" and {len(texts) - SHOWN_FILES} more" if len(texts) > SHOWN_FILES else ""
+    )
+    return f"there is no {path} in it; it has {shown or 'no logs'} (OWNER/NAME/PATH shows one)"

@@ -68,8 +68,13 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "eval": LazyCommand("tr11ops.cli.evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
     "import": LazyCommand("tr11ops.cli.import_script", "import_script", "Make a run card of an old batch script."),
     "checkpoints": LazyCommand(
-        "tr11ops.cli.checkpoints", "app", "List, inspect, compare and convert checkpoints.", is_group=True
+        "tr11ops.cli.checkpoints", "app", "What is saved: list, verify, pin, prune, inspect, convert.", is_group=True
     ),
+    "backup": LazyCommand(
+        "tr11ops.cli.backup", "app", "Copies of checkpoints: plan, run, verify, restore, status.", is_group=True
+    ),
+    "sync": LazyCommand("tr11ops.cli.sync", "sync", "Mirror logs and TensorBoard events to the hub."),
+    "upload": LazyCommand("tr11ops.cli.upload", "upload", "Publish a checkpoint as a model on the hub, with its card."),
     "nodes": LazyCommand(
         "tr11ops.cli.nodes", "app", "Which nodes the run may use: list, check, exclude, include.", is_group=True
     ),

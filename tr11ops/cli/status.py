@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.cli.common import (
+    EndpointOption,
     JsonOption,
     Refusal,
     RunOption,
     SchedulerOption,
     SetOption,
+    VariantOption,
     check_scheduler_word,
     directory_of,
     kind_to_watch,
@@ -46,7 +48,11 @@ SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get wha
 def status(  # options of a command line: typer calls it by name
     seconds: Annotated[
         float | None,
-        typer.Argument(metavar="SECONDS", show_default=False, help="With --watch: seconds between two looks [10]."),
+        typer.Argument(
+            metavar="SECONDS",
+            show_default=False,
+            help="With --watch: seconds between two looks [10, with --remote 300].",
+        ),
     ] = None,
     run: RunOption = None,
     watch: Annotated[
@@ -66,6 +72,12 @@ def status(  # options of a command line: typer calls it by name
             help="Metrics: to a textfile collector's FILE, or served on [HOST:]PORT (default host 127.0.0.1).",
         ),
     ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="OWNER/NAME", help="From anywhere: what the run's hub repository tells."),
+    ] = None,
+    endpoint: EndpointOption = None,
+    variant: VariantOption = None,
 ) -> None:
     """One screen: is the run healthy, and since when.
 
@@ -83,11 +95,21 @@ def status(  # options of a command line: typer calls it by name
       tr11 status --prometheus /var/lib/node_exporter/tr11.prom --watch 60
 
       tr11 status --prometheus 9108
+
+      tr11 status --remote bigscience/tr11-176B-ml-logs
     """
     if seconds is not None and not watch:
         raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2)
     if seconds is not None and not SHORTEST_WATCH_SECONDS <= seconds <= 86400:
         raise Refusal(f"--watch {seconds:g}: must be between 1 and 86400 seconds", exit_code=2)
+    if remote is not None:
+        if run is not None or overrides or scheduler != "auto" or digests or prometheus is not None:
+            raise Refusal("--remote needs no card and no scheduler: it goes with --watch, --json, --variant alone", 2)
+        from tr11ops.cli.status_remote import status_remote
+
+        raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, as_json))
+    if endpoint is not None or variant is not None:
+        raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
     check_scheduler_word(scheduler)
     if prometheus is not None and as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
@@ -119,6 +141,10 @@ class Look:
     findings: tuple[Finding, ...]
     verdict: Verdict
     surroundings: Surroundings
+
+    @property
+    def exit_code(self) -> int:
+        return self.verdict.exit_code
 
     def document(self) -> dict[str, object]:
         from tr11ops.report.status_json import status_document

@@ -7,24 +7,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tr11ops.cli.common import say
+from tr11ops.cli.common import Refusal, say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-    from tr11ops.cli.status import Look
 
 TICK_SECONDS = 0.25
 HINT_LINES = 2
 WAITING_SECONDS = 2.0  # a look that takes longer than this is worth a word
 
 
+class Look(Protocol):
+    """What one look gives: an exit code, a document for programs, and a screen."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+    def document(self) -> dict[str, object]: ...
+
+    def screen(self, width: int | None = None, height: int | None = None) -> RenderableType: ...
+
+
 @dataclass
 class Watcher:
     """Looks again and again, beside the screen. A slow scheduler is asked less often: the pause is at least twice what
-    a look took. A look that fails is said, and the next one is tried.
+    a look took, and at least what a failure asks for (`wait`). A look that fails is said, and the next one is tried.
 
     `look` may take as long as it likes; it is never called twice at once.
     """
@@ -48,17 +57,17 @@ class Watcher:
             return self.count
 
     def _look(self) -> None:
-        found, trouble = None, ""
+        found, trouble, wait = None, "", 0.0
         try:
             found = self.look()
         except Exception as error:  # whatever it was, the screen must say so and go on
-            trouble = " ".join(f"{type(error).__name__}: {error}".split())
+            trouble, wait = _words(error), _wait(error)
         with self._lock:
             now = time.monotonic()
             took = now - (self.began or now)
             if found is not None:
                 self.last, self.seen_at = found, now
-            self.trouble, self.began, self._due = trouble, None, now + max(self.seconds, 2 * took)
+            self.trouble, self.began, self._due = trouble, None, now + max(self.seconds, 2 * took, wait)
             self.count += 1
 
     def hint(self, now: float) -> str:
@@ -68,7 +77,7 @@ class Watcher:
             waiting = self.began is not None and now - self.began >= WAITING_SECONDS
             doing = f"looking since {now - (self.began or now):.0f} s; " if waiting else ""
             trouble = f"the last look failed ({self.trouble}); " if self.trouble else ""
-            return f"{trouble}{age}{doing}every {self.seconds:g} s; Ctrl-C ends"
+            return f"{age}{trouble}{doing}every {self.seconds:g} s; Ctrl-C ends"
 
 
 def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console: Console) -> int:
@@ -76,7 +85,7 @@ def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console
     code = 3
     try:
         for look in _looks(view, seconds):
-            code = look.verdict.exit_code
+            code = look.exit_code
             if as_json:
                 print(json.dumps(look.document(), allow_nan=False), flush=True)
             else:
@@ -90,14 +99,27 @@ def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console
 def _looks(view: Callable[[], Look], seconds: float) -> Iterator[Look]:
     while True:
         began = time.monotonic()
-        look = None
+        look, wait = None, 0.0
         try:
             look = view()
         except Exception as error:  # whatever it was, the next look may see
-            say(f"tr11: the look failed ({type(error).__name__}: {' '.join(str(error).split())}); trying again")
+            wait = _wait(error)
+            say(f"tr11: the look failed ({_words(error)}); trying again")
         if look is not None:
             yield look
-        time.sleep(max(seconds, 2 * (time.monotonic() - began)))
+        time.sleep(max(seconds, 2 * (time.monotonic() - began), wait))
+
+
+def _words(error: Exception) -> str:
+    """What failed, on one line."""
+    kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())
+
+
+def _wait(error: Exception) -> float:
+    """Seconds for which whoever was asked wants to be left alone."""
+    wait = getattr(error, "wait", 0.0)
+    return wait if isinstance(wait, float) else 0.0
 
 
 def watch_live(view: Callable[[], Look], seconds: float, console: Console) -> int:
@@ -119,7 +141,7 @@ def watch_live(view: Callable[[], Look], seconds: float, console: Console) -> in
     except KeyboardInterrupt:
         if watcher.last is not None:
             console.print(watcher.last.screen())
-    return 3 if watcher.last is None else watcher.last.verdict.exit_code
+    return 3 if watcher.last is None else watcher.last.exit_code
 
 
 def _frame(watcher: Watcher, console: Console, now: float) -> RenderableType:

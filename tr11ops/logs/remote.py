@@ -1,48 +1,30 @@
 """A log on the hub, read by range requests: what is new and no more, whatever the network does.
 
 A piece is asked for with a few bytes before it that are known already: a log that was cut or written anew shows by them
-and by its size. The token goes to the hub alone, never to where the hub redirects to, and into no message.
+and by its size.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
-from http.client import HTTPException
 from typing import IO
-from urllib.parse import urlsplit
 
+from tr11ops.logs.asking import TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask, host_of
 from tr11ops.logs.reader import LONGEST_LINE_BYTES
 from tr11ops.logs.show import Beginning, Query
 from tr11ops.logs.sieve import Sieve
 
-TIMEOUT_SECONDS = 30.0
+__all__ = ["Patience", "Piece", "RemoteAway", "RemoteFollower", "RemoteLog", "RemoteRefused"]
+
 PIECE_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10
 CHUNKS = 64  # that are kept
 AHEAD = 16  # fetched at once where one is read after another
 OVERLAP_BYTES = 256
-FIRST_WAIT_SECONDS = 5.0
-LONGEST_WAIT_SECONDS = 3600.0
-TRIES = 4  # of a request without --follow
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
-
-
-class RemoteRefused(Exception):
-    """The hub will not give this file: it is not there, or not for us. The text is one line."""
-
-
-class RemoteAway(Exception):
-    """The hub gave no answer, or a temporary one; `wait` is what it asked for, in seconds. The text is one line."""
-
-    def __init__(self, text: str, wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
 
 
 @dataclass(frozen=True)
@@ -52,18 +34,6 @@ class Piece:
     offset: int
     data: bytes
     total: int
-
-
-@dataclass(frozen=True)
-class Patience:
-    """What happens when the network fails: the waits double up to `longest` seconds, after `tries` (None: never) it is
-    given up. `say` tells the person, once for each kind of failure.
-    """
-
-    sleep: Callable[[float], None]
-    say: Callable[[str], None]
-    tries: int | None = TRIES
-    longest: float = 300.0
 
 
 class RemoteLog:
@@ -108,66 +78,27 @@ class RemoteLog:
 
     def fetch(self, offset: int, length: int) -> Piece:
         """One range, asked for until it is answered."""
-        said, wait = "", FIRST_WAIT_SECONDS
-        for attempt in itertools.count(1):
-            try:
-                piece = self._ask(offset, length)
-            except RemoteAway as failure:
-                if attempt == self._patience.tries:
-                    raise
-                delay = max(min(wait, self._patience.longest), min(failure.wait, LONGEST_WAIT_SECONDS))
-                if str(failure) != said:
-                    said = str(failure)
-                    self._patience.say(f"{said}: trying again in {delay:.0f} s")
-                self._patience.sleep(delay)
-                wait *= 2
-            else:
-                if said:
-                    self._patience.say(f"{self._host} answers again")
-                return piece
-        raise AssertionError("unreachable")
+        return self._patience.until_answered(lambda: self._ask(offset, length), host_of(self._address))
 
     def _ask(self, offset: int, length: int) -> Piece:
-        request = urllib.request.Request(self._address, headers={"Range": f"bytes={offset}-{offset + length - 1}"})
-        request.add_header("User-Agent", "tr11")
-        if self._token:  # not repeated to where the hub redirects
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                return _piece(answer, answer.status, answer.headers, offset, length)
-        except urllib.error.HTTPError as error:
-            with error:
-                return self._refused(error, offset)
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            words = getattr(reason, "strerror", None) or type(reason).__name__
-            raise RemoteAway(f"{self._host} gives no answer ({words})") from None
-
-    @property
-    def _host(self) -> str:
-        return urlsplit(self._address).hostname or "the hub"
-
-    def _refused(self, error: urllib.error.HTTPError, offset: int) -> Piece:
-        if error.code == 416:
-            found = _RANGE.fullmatch(error.headers.get("Content-Range", ""))
-            if found is not None:
-                return Piece(offset, b"", int(found[3]))
-        if error.code in {408, 425, 429} or error.code >= 500:
-            raise RemoteAway(f"{self._host} answers {error.code}", _seconds(error.headers.get("Retry-After")))
-        if error.code in {401, 403}:
-            raise RemoteRefused(f"{self._host} answers {error.code}: the repository is private; log in: hf auth login")
-        if error.code == 404:
-            raise RemoteRefused(f"{self._host} answers 404: there is no such file, or your token may not see it")
-        raise RemoteRefused(f"{self._host} answers {error.code}")
-
-
-def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 7 else 0.0
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
+        return ask(
+            self._address,
+            self._token,
+            lambda stream, status, answered: _piece(stream, status, answered, offset, length),
+            headers,
+            self._timeout,
+            also={416},
+        )
 
 
 def _piece(stream: IO[bytes], status: int, headers: Message, offset: int, length: int) -> Piece:
+    found = _RANGE.fullmatch(headers.get("Content-Range", ""))
+    if status == 416:  # nothing there yet
+        if found is None:
+            raise RemoteAway("the answer (416) does not say how large the file is")
+        return Piece(offset, b"", int(found[3]))
     if status == 206:
-        found = _RANGE.fullmatch(headers.get("Content-Range", ""))
         if found is None or found[1] is None or int(found[1]) != offset:
             raise RemoteAway("the answer is not of the part that was asked for")
         return _whole(Piece(offset, stream.read(length), int(found[3])), length)

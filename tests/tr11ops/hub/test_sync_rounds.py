@@ -1,0 +1,528 @@
+"""Rounds of synchronisation against the test's hub: what is sent, what is not, what stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, other, record
+from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.hub.base import HubAway, HubRefused
+from tr11ops.hub.sync import Busy, preview, sync_once
+from tr11ops.hub.sync_state import read_state
+from tr11ops.journal import read_journal
+
+
+@pytest.fixture
+def mirror(tmp_path, hub, hub_server) -> Mirror:
+    return Mirror(tmp_path, hub, hub_server)
+
+
+def test_the_first_round_makes_a_private_repository_with_the_logs_as_large_files(mirror):
+    mirror.write(LOG, b"one\ntwo\n")
+    mirror.write(EVENTS, record(b"first"))
+    outcome = mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\n", EVENTS: record(b"first")}
+    assert mirror.server.repo(REPOSITORY).private
+    files = mirror.server.history(REPOSITORY)[-1].files
+    assert files[LOG].sha256 and files[EVENTS].sha256
+    assert mirror.commits() == 2  # the rules, then the logs
+    assert {send.path for send in outcome.sends} == {LOG, EVENTS}
+
+
+def test_a_round_without_news_costs_one_question(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.sync()
+    mirror.server.forget_requests()
+    outcome = mirror.sync()
+    assert not outcome.sends and outcome.files == 1 and outcome.bytes == 4
+    assert mirror.server.counts() == {"info": 1}
+
+
+# ----------------------------------------------------------------------------- only what is whole
+def test_an_unfinished_line_waits_until_it_is_finished(mirror):
+    mirror.write(LOG, b"one\ntw")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\n"}
+    assert not mirror.sync().sends
+    mirror.add(LOG, b"o\nthree")
+    assert [send.reason for send in mirror.sync().sends] == ["grown"]
+    assert mirror.there() == {LOG: b"one\ntwo\n"}
+
+
+def test_the_last_words_of_who_died_are_sent_when_nobody_writes_any_more(mirror):
+    mirror.write(LOG, b"one\nKilled by sig")
+    mirror.sync()
+    mirror.now += 899
+    assert not mirror.sync().sends
+    mirror.now += 2
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\nKilled by sig"}
+    mirror.add(LOG, b"nal 9\nnext\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\nKilled by signal 9\nnext\n"}
+
+
+def test_an_unfinished_record_waits(mirror):
+    first, second = record(b"first"), record(b"second" * 100)
+    mirror.write(EVENTS, first + second[:-1])
+    mirror.sync()
+    assert mirror.there() == {EVENTS: first}
+    mirror.add(EVENTS, second[-1:])
+    mirror.sync()
+    assert mirror.there() == {EVENTS: first + second}
+
+
+def test_what_is_no_event_file_is_taken_as_it_is_when_it_is_quiet(mirror):
+    mirror.write(EVENTS, b"no event file at all, but it is called one")
+    assert not mirror.sync().sends
+    mirror.now += 1000
+    mirror.sync()
+    assert mirror.there()[EVENTS].startswith(b"no event")
+
+
+def test_a_hole_in_a_log_is_not_sent_while_it_may_be_filled(mirror):
+    mirror.write(LOG, b"one\n" + bytes(10) + b"\nthree\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\n"}
+    mirror.now += 1
+    mirror.write(LOG, b"one\ntwo two tw\nthree\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo two tw\nthree\n"}
+
+
+# ----------------------------------------------------------------------------- nothing at the hub is lost
+def test_a_file_that_vanished_here_stays_there(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.write("logs/main/other.txt", b"other\n")
+    mirror.sync()
+    mirror.path("logs/main/other.txt").unlink()
+    mirror.add(LOG, b"two\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\n", "logs/main/other.txt": b"other\n"}
+
+
+@pytest.mark.parametrize("left", [b"", b"one\n", b"one\ntw"])
+def test_a_file_that_was_cut_here_stays_whole_there_and_it_is_said(mirror, left):
+    mirror.write(LOG, b"one\ntwo\n")
+    mirror.sync()
+    mirror.write(LOG, left)
+    outcome = mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\n"} and not outcome.sends
+    assert [note.why for note in outcome.notes] == [f"has {len(left)} bytes here and 8 at the hub, which keeps them"]
+    mirror.write(LOG, b"one\ntwo\nthree\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\nthree\n"}
+
+
+@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize("content", [b"1\n", b"another log\n", b"another log, longer than the old one\n"])
+def test_a_file_that_is_another_one_now_takes_the_place_and_the_old_one_is_kept(mirror, content, anew):
+    mirror.write(LOG, b"one\ntwo\nthree\n")
+    mirror.sync(anew=anew)
+    mirror.write(LOG, content)
+    [send] = mirror.sync(anew=anew).sends
+    assert (send.reason, send.superseded) == ("changed", "logs/main/main_log-superseded-1.txt")
+    assert mirror.there() == {LOG: content, send.superseded: b"one\ntwo\nthree\n"}
+    mirror.write(LOG, b"a third one, of which nothing was seen before\n")
+    mirror.sync(anew=anew)
+    assert mirror.there()["logs/main/main_log-superseded-2.txt"] == content
+    assert len(mirror.there()) == 3 and mirror.commits() == 4
+
+
+def test_a_small_file_of_git_itself_is_kept_too(mirror):
+    mirror.server.create(REPOSITORY)
+    mirror.server.put(REPOSITORY, LOG, b"by hand\n")
+    mirror.write(LOG, b"mine\n")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"mine\n", "logs/main/main_log-superseded-1.txt": b"by hand\n"}
+
+
+def test_a_document_is_replaced_when_it_is_quiet_and_history_has_the_old_one(mirror):
+    mirror.patterns = ("*.json",)
+    mirror.write("logs/main/facts.json", b'{"a": 1}')
+    assert not mirror.sync().sends
+    mirror.touch("logs/main/facts.json", 1000)
+    mirror.sync()
+    mirror.write("logs/main/facts.json", b"{}")
+    mirror.touch("logs/main/facts.json", 950)
+    mirror.sync()
+    assert mirror.there() == {"logs/main/facts.json": b"{}"}
+    older = mirror.server.history(REPOSITORY)[-2]
+    assert mirror.server.files(REPOSITORY, older.id)["logs/main/facts.json"] == b'{"a": 1}'
+    assert not mirror.sync().sends
+
+
+# ----------------------------------------------------------------------------- which files
+def test_only_what_fits_a_pattern_and_is_a_file_of_this_folder_goes(mirror, tmp_path):
+    wanted = {"logs/main/main_log.txt", "logs/main/deep/er.txt", "logs/main/with space.txt", "logs/main/gr\u00fcn.txt"}
+    for name in wanted:
+        mirror.write(name, b"line\n")
+    for name in ("logs/main/metrics.jsonl", "logs/.git/x.txt", "logs/main/.draft.txt", "top.txt", "tensorboard/a.txt"):
+        mirror.write(name, b"line\n")
+    (tmp_path / "secret.txt").write_bytes(b"secret\n")
+    folder = mirror.path("logs/main")
+    (folder / "out.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "nothing.txt").symlink_to("nowhere")
+    (folder / "same.txt").symlink_to("main_log.txt")
+    (folder / "loop").symlink_to("..")
+    (mirror.path("logs") / "far").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "line\nfeed.txt").write_bytes(b"x\n")
+    (folder / os.fsdecode(b"\xff.txt")).write_bytes(b"x\n")
+    (folder / "back\\slash.txt").write_bytes(b"x\n")
+    outcome = mirror.sync()
+    assert set(mirror.there()) == wanted | {"logs/main/same.txt"}
+    assert {(note.path, note.why.split()[-1]) for note in outcome.notes} == {
+        ("logs/main/out.txt", "folder"),
+        ("logs/main/nothing.txt", "nothing"),
+        ("logs/far", "folder"),
+        ("logs/main/pipe.txt", "file"),
+        ("logs/main/line?feed.txt", "hold"),
+        ("logs/main/?.txt", "hold"),
+        ("logs/main/back\\slash.txt", "hold"),
+    }
+    assert all(b"secret" not in content for content in mirror.there().values())
+
+
+def test_files_of_the_repositorys_root_are_not_taken_from_the_logs(mirror):
+    mirror.patterns = ("*",)
+    for name in ("README.md", "status.json", ".gitattributes", "notes.txt"):
+        mirror.write(name, b"mine\n")
+        mirror.touch(name, 1000)
+    outcome = mirror.sync()
+    assert mirror.there() == {"notes.txt": b"mine\n"}
+    assert {note.path for note in outcome.notes} == {"README.md", "status.json"}
+
+
+# ----------------------------------------------------------------------------- large files
+def test_a_repository_of_somebody_else_gets_the_rules_before_the_first_large_log(mirror):
+    mirror.server.create(REPOSITORY)
+    mirror.server.put(REPOSITORY, ".gitattributes", b"*.bin filter=lfs\n# ours\nlogs/** -filter")
+    mirror.server.put(REPOSITORY, LOG, b"small\n")
+    mirror.write(LOG, b"small\n" + b"x" * 99 + b"\n" * (11 << 20))
+    mirror.sync()
+    rules = mirror.server.files(REPOSITORY)[".gitattributes"]
+    assert rules == b"*.bin filter=lfs\n# ours\nlogs/** -filter\n*.txt filter=lfs diff=lfs merge=lfs -text\n"
+    assert mirror.server.history(REPOSITORY)[-1].files[LOG].sha256
+    assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()}
+    assert mirror.commits() == 4
+
+
+def test_a_very_large_log_goes_in_parts(mirror):
+    mirror.server.create(REPOSITORY)
+    mirror.server.configure(multipart_from=10_000, part_bytes=4096)
+    mirror.write(LOG, b"line\n" * 5000 + b"unfinished")
+    mirror.sync()
+    assert mirror.there() == {LOG: b"line\n" * 5000} and mirror.server.counts()["lfs-part"] == 7
+
+
+# ----------------------------------------------------------------------------- the record can be lost
+@pytest.mark.parametrize("damage", ["gone", "garbled", "another", "newer", "rebuild", "odd"])
+def test_the_record_is_found_again_from_the_hub(mirror, damage):
+    mirror.write(LOG, b"one\n")
+    mirror.write(EVENTS, record(b"first"))
+    mirror.sync()
+    path = mirror.directory.paths.state / "sync" / "state.json"
+    value = json.loads(path.read_text())
+    contents = {
+        "garbled": "{", "another": json.dumps({**value, "repository": "bot/others"}), "odd": '{"schema": 1, "files": 3}',
+        "newer": json.dumps({**value, "schema": 2, "files": {}}), "rebuild": path.read_text(),
+    }  # fmt: skip
+    path.unlink()
+    if damage in contents:
+        path.write_text(contents[damage])
+    mirror.server.forget_requests()
+    assert not mirror.sync(rebuild=damage == "rebuild").sends
+    assert mirror.server.bytes_sent() == 0 and mirror.server.counts()["tree"] == 1 and mirror.commits() == 2
+    assert json.loads(path.read_text()) == value
+    mirror.add(LOG, b"two\n")
+    assert [send.path for send in mirror.sync().sends] == [LOG]
+
+
+def test_what_somebody_changed_at_the_hub_is_mended_and_kept(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.write(EVENTS, record(b"first"))
+    mirror.sync()
+    mirror.server.put(REPOSITORY, LOG, b"scribbled over\n")
+    mirror.sync()
+    assert (
+        mirror.there()[LOG] == b"one\n" and mirror.there()["logs/main/main_log-superseded-1.txt"] == b"scribbled over\n"
+    )
+    mirror.server.put(REPOSITORY, LOG, b"one\nand more than is here\n")
+    mirror.sync()
+    assert mirror.there()[LOG] == b"one\nand more than is here\n"
+
+
+def test_a_repository_that_somebody_removed_is_made_anew_only_when_a_person_says_so(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.sync()
+    mirror.server.hub.repos.clear()
+    with pytest.raises(HubRefused, match="--rebuild makes it anew"):
+        mirror.sync()
+    assert not mirror.server.hub.repos
+    mirror.sync(rebuild=True)
+    assert mirror.there() == {LOG: b"one\n"}
+
+
+def test_a_commit_of_somebody_else_in_between_is_seen_and_kept(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.sync()
+    mirror.add(LOG, b"two\n")
+    mirror.server.on("commit", lambda: mirror.server.put(REPOSITORY, "README.md", b"hello"))
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\n", "README.md": b"hello"}
+    assert [commit.author for commit in mirror.server.history(REPOSITORY)[-2:]] == ["somebody", "bot"]
+    assert any("looking again" in line for line in mirror.said)
+
+
+@pytest.mark.parametrize("when", ["preupload", "lfs-batch", "commit"])
+def test_the_same_file_sent_by_two_at_once_is_committed_once(mirror, make_hub, when):
+    """Without claims, as from two machines whose claims cannot be written."""
+    mirror.write(LOG, b"one\n")
+    mirror.sync()
+    mirror.add(LOG, b"two\n")
+    second = other(mirror, make_hub())
+    second.root = mirror.root
+    mirror.server.on(when, lambda: _steal(second))
+    outcome = mirror.sync()
+    assert mirror.there() == {LOG: b"one\ntwo\n", "README.md": b"and more"} and not outcome.commits
+    assert mirror.commits() == 4 and "README.md" in read_state(mirror.directory).files
+
+
+def _steal(second: Mirror) -> None:
+    with patch("tr11ops.hub.sync._take", return_value=None):
+        second.sync()
+    second.server.put(REPOSITORY, "README.md", b"and more")
+
+
+# ----------------------------------------------------------------------------- who may, and records that fail
+def test_the_second_of_two_leaves_and_says_who_is_at_it(mirror):
+    mirror.write(LOG, b"one\n")
+    folder = ClaimFolder(mirror.directory, "hub-sync")
+    claim = folder.take(Claim.of_this_process(mirror.now, 3600), None)
+    with pytest.raises(Busy, match=f"process {os.getpid()} of "):
+        mirror.sync()
+    assert mirror.server.count() == 0
+    folder.write(replace(claim, held=False))
+    assert mirror.sync().sends
+
+
+def test_a_clock_that_jumps_loses_nothing(mirror):
+    mirror.write(LOG, b"one\ntw")
+    for jump in (-1e7, 2e7, -1.5e7):
+        mirror.sync()
+        mirror.now += jump
+        mirror.add(LOG, b"o\ntw")
+    mirror.sync()
+    assert mirror.path(LOG).read_bytes().startswith(mirror.there()[LOG]) and len(mirror.there()) == 1
+
+
+@pytest.mark.parametrize("spoiled", ["state", "state/sync", "journal"])
+def test_logs_are_mirrored_where_nothing_can_be_put_on_record(mirror, spoiled):
+    mirror.write(LOG, b"one\n")
+    (mirror.root / spoiled).parent.mkdir(parents=True, exist_ok=True)
+    (mirror.root / spoiled).write_text("in the way")
+    for _ in range(2):
+        mirror.sync()
+    assert mirror.there() == {LOG: b"one\n"} and mirror.commits() == 2
+    assert any("on record" in line for line in mirror.said)
+
+
+def test_each_commit_is_in_the_journal(mirror):
+    mirror.write(LOG, b"one\n")
+    outcome = mirror.sync()
+    entries = read_journal(mirror.directory.journal).entries
+    assert [(entry.kind, entry.data["commit"]) for entry in entries] == [("sync", commit) for commit in outcome.commits]
+
+
+# ----------------------------------------------------------------------------- the hub is not well
+def test_a_hub_that_is_away_is_said_beside_the_last_success(mirror, make_hub):
+    mirror.write(LOG, b"one\n")
+    mirror.sync()
+    path = mirror.directory.paths.state / "sync" / "status.json"
+    before = json.loads(path.read_text())
+    assert before == {"schema": 1, "time": mirror.now, "step": None, "message": ""}
+    mirror.now += 100
+    mirror.server.is_down = True
+    mirror.hub = make_hub(seconds=0.0)
+    with pytest.raises(HubAway):
+        mirror.sync()
+    after = json.loads(path.read_text())
+    assert after["time"] == before["time"] and "no answer" in after["message"]
+    mirror.server.mend()
+    mirror.sync()
+    assert json.loads(path.read_text()) == {**before, "time": mirror.now}
+
+
+def test_the_limit_of_commits_is_waited_for_as_the_hub_asks(mirror, hub_waits):
+    mirror.write(LOG, b"one\n")
+    mirror.server.fail("commit", 429, headers={"Retry-After": "1717"})
+    mirror.sync()
+    assert mirror.there() == {LOG: b"one\n"} and max(hub_waits) >= 1717
+
+
+@pytest.mark.parametrize("how", ["fail", "reset", "lose_answer", "garble"])
+def test_every_request_may_fail_and_nothing_is_committed_twice(mirror, how):
+    kinds = ["info", "tree", "resolve", "preupload", "lfs-batch", "lfs-put", "commit", "paths-info"]
+    for number, kind in enumerate(kinds):
+        mirror.add(LOG, f"{kind}\n".encode())
+        fault = getattr(mirror.server, how)(kind)
+        mirror.sync(rebuild=kind in {"tree", "resolve"})
+        assert fault.met == 1
+        assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()} and mirror.commits() == 2 + number
+
+
+@pytest.mark.parametrize("token", [None, "hf_wrong", "read"])
+def test_a_token_that_may_not_write_is_refused_in_one_line(mirror, make_hub, token):
+    mirror.write(LOG, b"one\n")
+    mirror.server.create(REPOSITORY)
+    mirror.hub = make_hub(token=mirror.server.read_token if token == "read" else token)
+    with pytest.raises(HubRefused) as refused:
+        mirror.sync()
+    assert "\n" not in str(refused.value) and "hf_" not in str(refused.value)
+
+
+# ----------------------------------------------------------------------------- how many commits
+def test_a_large_first_round_is_several_commits_and_goes_on_where_it_broke(mirror, make_hub):
+    for number in range(7):
+        mirror.write(f"logs/main/{number}.txt", b"line\n")
+    mirror.hub = make_hub(seconds=0.0)
+    with patch("tr11ops.hub.sync_plan.MOST_FILES", 3):
+        mirror.server.fail("commit", 503, times=9, after=2)
+        with pytest.raises(HubAway):
+            mirror.sync()
+        assert len(mirror.there()) == 3
+        mirror.server.mend()
+        outcome = mirror.sync()
+    assert len(outcome.sends) == 4 and len(mirror.there()) == 7 and mirror.commits() == 4
+
+
+def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
+    """Logs grow for 48 hours while each hourly round finds the hub away."""
+    chance = random.Random(5)
+    mirror.write(LOG, b"one\n")
+    mirror.write(EVENTS, record(b"first"))
+    mirror.sync()
+    count = mirror.commits()
+    mirror.server.is_down = True
+    mirror.hub = make_hub(seconds=300.0)
+    for hour in range(48):
+        mirror.now += 3600
+        for name in (LOG, f"logs/main/{hour % 5}.txt"):
+            mirror.add(name, chance.randbytes(chance.randrange(200)).replace(b"\0", b"") + b"\n")
+        mirror.add(EVENTS, record(chance.randbytes(chance.randrange(200))))
+        with pytest.raises(HubAway):
+            mirror.sync(anew=False)
+    mirror.server.mend()
+    mirror.sync(anew=False)
+    assert mirror.commits() - count == 1
+    folder = mirror.directory.paths.published
+    assert mirror.there() == {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
+
+
+# ----------------------------------------------------------------------------- while it grows
+def test_a_log_that_is_written_while_it_is_sent_is_always_whole_there(mirror):
+    chance, stop = random.Random(2), threading.Event()
+    text = b"".join(b"line %d of the log\n" % number for number in range(60_000))
+    mirror.write(LOG, b"")
+
+    def write() -> None:
+        position = 0
+        with mirror.path(LOG).open("ab", buffering=0) as stream:
+            while position < len(text) and not stop.is_set():
+                position += stream.write(text[position : position + chance.randrange(1, 3000)])
+                time.sleep(0.0005)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(12):
+            mirror.now = time.time()
+            mirror.sync(anew=False)
+    finally:
+        stop.set()
+        writer.join()
+    sizes = []
+    for commit in mirror.server.history(REPOSITORY)[1:]:
+        content = mirror.server.files(REPOSITORY, commit.id).get(LOG, b"\n")
+        assert content.endswith(b"\n") and (text.startswith(content) or content == b"\n")
+        sizes.append(len(content))
+    assert sizes == sorted(sizes) and len(set(sizes)) > 2 and set(mirror.there()) == {LOG}
+
+
+def test_a_process_that_stays_reads_only_what_is_new_to_find_its_digest(mirror):
+    mirror.write(LOG, b"x" * 99 + b"\n" + b"line\n" * 1_000_000)
+    mirror.sync(anew=False)
+    mirror.now += 1
+    mirror.add(LOG, b"one more\n" * 1000)
+    read = []
+    real = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        data = real(descriptor, length, offset)
+        read.append(len(data))
+        return data
+
+    with patch("tr11ops.hub.sync_files.os.pread", counted):
+        mirror.sync(anew=False)
+    assert sum(read) < 200_000
+    assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()}
+
+
+# ----------------------------------------------------------------------------- the status goes along
+def test_a_status_goes_with_the_logs_and_alone_only_when_it_matters(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.status = b'{"verdict": "healthy", "time": "1"}'
+    mirror.sync()
+    assert mirror.there()["status.json"] == mirror.status and mirror.commits() == 2
+    mirror.status = b'{"verdict": "healthy", "time": "2"}'
+    assert not mirror.sync().status_sent
+    mirror.status = b'{"verdict": "stopped", "time": "3"}'
+    assert mirror.sync().status_sent
+    assert mirror.there()["status.json"] == mirror.status and mirror.commits() == 3
+    mirror.add(LOG, b"two\n")
+    mirror.status = b'{"verdict": "stopped", "time": "4"}'
+    mirror.sync()
+    assert mirror.there()["status.json"] == mirror.status and mirror.commits() == 4
+
+
+def test_a_status_that_stays_the_same_is_renewed_while_something_is_expected(mirror):
+    mirror.write(LOG, b"one\n")
+    mirror.status = b'{"verdict": "queued", "interval_seconds": 3600}'
+    mirror.sync()
+    sent = []
+    for hour in range(24):
+        mirror.now += 3600
+        if hour == 12:
+            mirror.status = mirror.status.replace(b"queued", b"stopped")
+        mirror.status = mirror.status[:-1] + b" }"
+        sent.append(mirror.sync().status_sent)
+    assert sent == [False, True] * 6 + [True] + [False] * 11
+
+
+def test_a_status_that_cannot_be_made_keeps_no_log_back(mirror):
+    mirror.write(LOG, b"one\n")
+
+    def broken() -> bytes:
+        raise OSError(5, "Input/output error")
+
+    outcome = sync_once(replace(mirror.setting, status=broken))
+    assert len(outcome.sends) == 1 and any("Input/output error" in line for line in mirror.said)
+
+
+def test_a_preview_changes_nothing_anywhere(mirror):
+    mirror.write(LOG, b"one\n")
+    before = sorted(mirror.root.rglob("*"))
+    assert [send.path for send in preview(mirror.setting).sends] == [LOG]
+    assert sorted(mirror.root.rglob("*")) == before and mirror.server.counts() == {"info": 1}
+    mirror.sync()
+    assert not preview(mirror.setting).sends
+    assert not mirror.server.counts()["tree"] > 1

@@ -1,0 +1,151 @@
+"""`tr11 status --remote`: the run seen from a laptop, with nothing but its hub repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tr11ops.cli.common import Refusal, say
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from tr11ops.hub.outside import Outside, RemoteView
+
+WATCH_SECONDS = 300.0
+SHORTEST_WATCH_SECONDS = 30.0  # the hub is everybody's, and the run's news are hourly
+NARROWEST, WIDEST = 40, 132
+UNOBSERVED = 3
+
+
+class HubSilent(Refusal):
+    """The hub did not answer; `wait` is how long it asked to be left alone, in seconds."""
+
+    def __init__(self, text: str, wait: float) -> None:
+        super().__init__(text, UNOBSERVED)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class RemoteLook:
+    """One look from outside."""
+
+    view: RemoteView
+
+    @property
+    def exit_code(self) -> int:
+        from tr11ops.report.outside import judge_outside
+
+        return judge_outside(self.view).exit_code
+
+    def document(self) -> dict[str, object]:
+        from tr11ops.report.outside import outside_document
+
+        return outside_document(self.view)
+
+    def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
+        """The screen for a terminal of this width; without one, for the one that this process has."""
+        from rich.console import Console
+
+        from tr11ops.report.glyphs import shows_unicode
+        from tr11ops.report.outside import render_outside
+        from tr11ops.report.status_rows import Screen
+
+        wide = min(WIDEST, max(NARROWEST, Console().width if width is None else width))
+        encoding = getattr(sys.__stdout__, "encoding", None) or "ascii"
+        return render_outside(self.view, Screen(wide, shows_unicode(os.environ, encoding), height=height))
+
+
+@dataclass
+class RemoteEye:
+    """Looks at one repository; `look` may be called again and again."""
+
+    repository: str
+    outside: Outside
+    is_watching: bool = False
+
+    def look(self) -> RemoteLook:
+        """Raises Refusal: what is asked for is not there or not for us; HubSilent: nothing may be concluded."""
+        from tr11ops.hub.outside import NoSuchVariant
+        from tr11ops.logs.asking import RemoteAway, RemoteRefused
+
+        where = f"--remote {self.repository}"
+        try:
+            return RemoteLook(self.outside.look(time.time()))
+        except RemoteRefused as error:
+            raise Refusal(f"{where}: {error}") from None
+        except RemoteAway as error:
+            words = str(error) if self.is_watching else f"{where}: {error}: nothing may be concluded"
+            raise HubSilent(words, error.wait) from None
+        except NoSuchVariant as error:
+            shown = ", ".join(error.variants[:20]) or "none"
+            raise Refusal(f"{where}: choose a variant with --variant; there are logs of: {shown}", 2) from None
+
+
+def status_remote(
+    repository: str, endpoint: str | None, variant: str | None, seconds: float | None, watch: bool, as_json: bool
+) -> int:
+    """Show the run's status from outside, once or again and again; returns the exit code. Raises Refusal."""
+    every = WATCH_SECONDS if seconds is None else seconds
+    if watch and every < SHORTEST_WATCH_SECONDS:
+        raise Refusal(f"--watch {every:g}: a hub is asked every {SHORTEST_WATCH_SECONDS:g} seconds at most", 2)
+    eye = remote_eye(repository, endpoint, variant, watch)
+    look = eye.look()
+    if watch:
+        return _watch(eye, look, every, as_json)
+    if as_json:
+        print(json.dumps(look.document(), indent=1, allow_nan=False))
+    else:
+        console = _console()
+        console.print(look.screen(console.width))
+    return look.exit_code
+
+
+def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch: bool) -> RemoteEye:
+    """What looks at the repository that a person typed. Raises Refusal."""
+    from huggingface_hub import constants
+
+    from tr11ops.hub.address import place_of
+    from tr11ops.hub.credentials import CredentialsError, find_credentials
+    from tr11ops.hub.outside import Outside
+    from tr11ops.logs.asking import Patience
+
+    try:
+        place = place_of(repository, endpoint)
+        token = find_credentials(None, os.environ).token
+    except CredentialsError as error:
+        raise Refusal(f"--remote: {error}", exit_code=2) from None
+    except ValueError as error:
+        raise Refusal(f"--remote: {error}", exit_code=2) from None
+    if place.path:
+        raise Refusal(f"--remote {repository}: give OWNER/NAME; --variant names one of several trainings", exit_code=2)
+    if constants.HF_HUB_OFFLINE:
+        raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
+    # while watching the next look is the next try
+    patience = Patience(time.sleep, say, tries=1 if watch else 3, longest=20.0, spread=0.2)
+    return RemoteEye(place.name, Outside(place, None if token is None else token.reveal(), patience, variant))
+
+
+def _watch(eye: RemoteEye, first: RemoteLook, seconds: float, as_json: bool) -> int:
+    """Look again and again until Ctrl-C; returns the exit code of the last look. The first is there already."""
+    from tr11ops.cli.status_watch import watch_lines, watch_live
+
+    ready, eye.is_watching = [first], True
+
+    def look() -> RemoteLook:
+        return ready.pop() if ready else eye.look()
+
+    console = _console()
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
+        return watch_lines(look, seconds, as_json, console)
+    return watch_live(look, seconds, console)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False)

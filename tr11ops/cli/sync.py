@@ -1,0 +1,286 @@
+"""`tr11 sync`: the run's logs and TensorBoard events on the hub, for who watches from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+    from tr11ops.hub.base import Progress
+    from tr11ops.hub.sync_plan import Note, Send
+    from tr11ops.hub.sync_round import Outcome, Setting
+    from tr11ops.runcard import RunCard
+
+SCHEMA = 1
+SHOWN_FILES = 20
+BAR_BYTES = 16 << 20  # less is sent before a bar could be read
+UNOBSERVED = 3
+PATIENCE_SECONDS = 300.0  # of one question to the hub; every next round asks again
+
+
+def sync(
+    *,
+    run: RunOption = None,
+    once: Annotated[bool, typer.Option("--once", help="One synchronisation; the default. cron calls this.")] = False,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="TIME", help="On and on, each 30m, 1h, ...; until Ctrl-C or TERM.")
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Believe no record: compare every file with what the hub has.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")] = False,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one commit.
+
+    Only whole lines and whole records go. Nothing is ever deleted there. Two at once are safe.
+
+    Exit code 0: the hub has everything, or another tr11 sync is at it; 1: it refuses, or a file could not be read; 2:
+    wrong usage; 3: it does not answer.
+
+    [bold]Examples[/bold]
+
+      tr11 sync
+
+      tr11 sync --dry-run
+
+      tr11 sync --every 1h
+    """
+    if every is not None and (once or dry_run):
+        raise Refusal(f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2)
+    interval = None if every is None else _seconds(every)
+    card = read_card(run, overrides)
+    if card.hub.repository is None:
+        raise Refusal('hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"', exit_code=2)
+    if interval is not None:
+        _follow(card, interval, rebuild, as_json)
+        return
+    with _one_line():
+        if not directory_of(card).paths.published.is_dir():
+            _nothing_yet(card, as_json)
+            return
+        from tr11ops.hub.sync import Busy, preview, sync_once
+
+        with ExitStack() as shown:
+            setting = _setting(card, shown, as_json)
+            try:
+                outcome = preview(setting, rebuild) if dry_run else sync_once(setting, rebuild=rebuild)
+            except Busy as owner:
+                say(f"tr11 sync runs already: {owner}")
+                if as_json:
+                    print(json.dumps({"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)}))
+                return
+        _show(outcome, as_json, dry_run)
+    raise typer.Exit(1 if outcome.faults else 0)
+
+
+def _seconds(text: str) -> float:
+    from tr11ops.hub.sync_loop import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise Refusal(f"--every {text!r}: {error}", exit_code=2) from None
+
+
+def _nothing_yet(card: RunCard, as_json: bool) -> None:
+    folder = directory_of(card).paths.published
+    say(f"{folder} does not exist yet: nothing was logged, so nothing is mirrored")
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "repository": card.hub.repository, "sent": [], "commits": []}, indent=1))
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turns what goes wrong into one line and an exit code."""
+    from tr11ops.evidence import cause
+    from tr11ops.hub.base import HubAway, HubError
+    from tr11ops.hub.credentials import CredentialsError
+
+    try:
+        yield
+    except HubAway as error:
+        raise Refusal(str(error), UNOBSERVED) from None
+    except (HubError, CredentialsError) as error:
+        raise Refusal(str(error)) from None
+    except OSError as error:
+        raise Refusal(cause(error), UNOBSERVED) from None
+
+
+class _Ended(Exception):
+    """A signal came while the hub was waited for."""
+
+
+def _setting(card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> Setting:
+    """What the card says, with the credentials as they are now. Raises CredentialsError."""
+    from tr11ops.hub.base import Patience, Repository
+    from tr11ops.hub.client import Hub
+    from tr11ops.hub.credentials import find_credentials
+    from tr11ops.hub.published import document
+    from tr11ops.hub.sync_round import Setting
+
+    directory = directory_of(card)
+    credentials = find_credentials(_path(card.hub.credentials_file), os.environ)
+    return Setting(
+        hub=Hub(card.hub.endpoint, credentials, Patience(PATIENCE_SECONDS, sleep, say=say)),
+        repository=Repository(str(card.hub.repository)),
+        directory=directory,
+        patterns=tuple(card.hub.patterns),
+        private=card.hub.private,
+        status=lambda: document(card, directory),
+        clock=time.time,
+        say=say,
+        progress=lambda sends: _bar(sends, shown, as_json),
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    from pathlib import Path
+
+    return None if text is None else Path(text)
+
+
+def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress | None:
+    total = sum(send.bytes for send in sends)
+    if total < BAR_BYTES:
+        return None
+    from tr11ops.cli.progress import ByteProgress
+
+    bar = shown.enter_context(ByteProgress("sending", total, is_quiet=as_json))
+    reached: dict[str, int] = {}
+
+    def told(path: str, position: int) -> None:
+        bar.advance(position - reached.get(path, 0))
+        reached[path] = position
+
+    return told
+
+
+# ----------------------------------------------------------------------------- on and on
+def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool) -> None:
+    from tr11ops.hub.base import HubRefused
+    from tr11ops.hub.credentials import CredentialsError
+    from tr11ops.hub.sync import sync_once
+    from tr11ops.hub.sync_files import RunningDigests
+    from tr11ops.hub.sync_loop import Clock, follow
+    from tr11ops.units import duration
+
+    stop, running = threading.Event(), RunningDigests()
+    pending = [rebuild]
+
+    def sleep(seconds: float) -> None:
+        if stop.wait(seconds):
+            raise _Ended
+
+    def one_round() -> Outcome:
+        with ExitStack() as shown:
+            try:
+                setting = _setting(card, shown, as_json, sleep)  # a token that was replaced is found
+            except CredentialsError as error:
+                raise HubRefused(str(error)) from None
+            outcome = sync_once(setting, running, rebuild=pending[0])
+        pending[0] = False
+        return outcome
+
+    say(f"mirroring {card.run.name} to {card.hub.repository} every {duration(interval)}; Ctrl-C ends it")
+    with _ending_on_signals(stop), suppress(_Ended):
+        clock = Clock(time.monotonic, stop.wait, random.random)
+        follow(one_round, interval, clock, lambda outcome: _show(outcome, as_json, is_preview=False), say)
+    say("ended")
+
+
+@contextmanager
+def _ending_on_signals(stop: threading.Event) -> Iterator[None]:
+    """The first TERM or INT lets the round end, the second ends it; both are safe."""
+
+    def obey(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        stop.set()
+
+    before = {number: signal.signal(number, obey) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------- what is shown
+def _show(outcome: Outcome, as_json: bool, is_preview: bool) -> None:
+    if as_json:
+        print(json.dumps(_values(outcome, is_preview)), flush=True)
+        return
+    for note in (*outcome.notes, *outcome.faults):
+        say(str(note))
+    for send in outcome.sends[:SHOWN_FILES] if is_preview else ():
+        print(_line(send))
+    print(_summary(outcome, is_preview), flush=True)
+
+
+def _line(send: Send) -> str:
+    from tr11ops.units import size
+
+    kept = f"; the hub's goes to {send.superseded}" if send.superseded else ""
+    return f"{send.path}  {size(send.bytes)}  {send.reason}{kept}"
+
+
+def _summary(outcome: Outcome, is_preview: bool) -> str:
+    from tr11ops.units import size
+
+    has = f"{outcome.repository} has {_count(outcome.files, 'file')} of this run, {size(outcome.bytes)}"
+    if is_preview:
+        if not outcome.sends:
+            return f"nothing to send; {has}"
+        left = len(outcome.sends) - SHOWN_FILES
+        more = f"... and {left} more\n" if left > 0 else ""
+        return f"{more}would send {_count(len(outcome.sends), 'file')}, {size(outcome.sent_bytes)}"
+    kept = (
+        f"{send.path}: is another file now; the hub's is {send.superseded}" for send in outcome.sends if send.superseded
+    )
+    if outcome.sends:
+        files, commits = _count(len(outcome.sends), "file"), _count(len(outcome.commits), "commit")
+        return "\n".join([*kept, f"sent {files}, {size(outcome.sent_bytes)}, in {commits}; {has}"])
+    return f"sent its status; {has}" if outcome.status_sent else f"nothing new; {has}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _values(outcome: Outcome, is_preview: bool) -> dict[str, Any]:
+    def told(notes: tuple[Note, ...]) -> list[dict[str, str]]:
+        return [{"path": note.path, "why": note.why} for note in notes]
+
+    return {
+        "schema": SCHEMA,
+        "repository": outcome.repository,
+        "dry_run": is_preview,
+        "head": outcome.head,
+        "commits": list(outcome.commits),
+        "sent": [
+            {"path": send.path, "bytes": send.bytes, "reason": send.reason, "superseded": send.superseded or None}
+            for send in outcome.sends
+        ],
+        "sent_bytes": outcome.sent_bytes,
+        "status_published": outcome.status_sent,
+        "files": outcome.files,
+        "bytes": outcome.bytes,
+        "left_alone": told(outcome.notes),
+        "faults": told(outcome.faults),
+    }

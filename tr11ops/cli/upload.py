@@ -1,0 +1,365 @@
+"""`tr11 upload`: a checkpoint as a model on the hub, with a card that is written from the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    YesOption,
+    agree,
+    directory_of,
+    read_card,
+    say,
+)
+
+if TYPE_CHECKING:
+    from tr11ops.hub.base import Repository
+    from tr11ops.hub.client import Hub
+    from tr11ops.hub.model_card import ModelFacts, Past
+    from tr11ops.hub.upload import Work
+    from tr11ops.runcard import RunCard
+    from trainer.contract import Manifest
+
+SCHEMA = 1
+UNOBSERVED = 3
+BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is away for minutes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One upload, before anything is done."""
+
+    card: RunCard
+    place: Path
+    manifest: Manifest
+    dtype: str
+    repository: Repository
+    private: bool
+    is_visibility_asked: bool  # on the command line, so that a repository of the other kind is not what is meant
+    message: str
+    work: Work
+    tokenizer: Path | None
+    bytes: int  # of the tensors
+
+    @property
+    def address(self) -> str:
+        from tr11ops.hub.client import endpoint_of
+
+        branch = self.repository.branch
+        place = f"{endpoint_of(self.card.hub.endpoint, os.environ)}/{self.repository.name}"
+        return place if branch == "main" else f"{place}/tree/{branch}"
+
+
+def upload(
+    step: Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `latest`, or the path of its folder.")],
+    *,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="OWNER/NAME", help="Repository; else the card's hub.model_repository.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the training's precision.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="BRANCH", help="Branch to publish on; made if missing.")
+    ] = None,
+    branch_per_step: Annotated[
+        bool, typer.Option("--branch-per-step", help="Publish on a branch global_stepN, beside other steps.")
+    ] = False,
+    public: Annotated[
+        bool | None, typer.Option("--public/--private", help="Of a repository that is made; else the card's.")
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option("--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload.")
+    ] = None,
+    run: RunOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and the model's card; change nothing.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    scheduler: SchedulerOption = "auto",
+    overrides: SetOption = None,
+) -> None:
+    """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in one commit.
+
+    The weights are exported first; that takes their size on the disk. Killed at any point, the same command goes on
+    where it was. A repository that holds something else is only overwritten with --yes.
+
+    Exit code 0: it is there; 1: refused; 2: wrong usage; 3: the hub does not answer, and the same command goes on.
+
+    [bold]Examples[/bold]
+
+      tr11 upload 95000 --dry-run
+
+      tr11 upload latest --to lab/tr11-176B-ml --branch-per-step --private
+    """
+    if revision is not None and branch_per_step:
+        raise Refusal("--revision and --branch-per-step: leave one out", exit_code=2)
+    if dtype is not None and dtype not in BYTES_OF:
+        raise Refusal(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}", exit_code=2)
+    card = read_card(run, overrides)
+    with _one_line():
+        job = _job(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)
+        facts = _facts(job, _past(job, run, overrides, scheduler))
+        hub = _hub(card)
+        _upload(job, facts, hub, dry_run, yes, as_json)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turns what goes wrong into one line and an exit code."""
+    from tr11ops.backup.turn import TurnTaken
+    from tr11ops.evidence import cause
+    from tr11ops.hub.base import HubAway, HubError
+    from tr11ops.hub.content import SourceChanged
+    from tr11ops.hub.credentials import CredentialsError
+    from tr11ops.hub.upload import UploadRefused
+
+    try:
+        yield
+    except HubAway as error:
+        raise Refusal(f"{error}; the same command goes on", UNOBSERVED) from None
+    except TurnTaken as error:
+        raise Refusal(f"this step is being uploaded already: {error}") from None
+    except (HubError, CredentialsError, UploadRefused, SourceChanged) as error:
+        raise Refusal(str(error)) from None
+    except OSError as error:
+        raise Refusal(cause(error)) from None
+
+
+# ----------------------------------------------------------------------------- what is to be done
+def _job(
+    card: RunCard,
+    step: str,
+    to: str | None,
+    dtype: str | None,
+    revision: str | None,
+    branch_per_step: bool,
+    public: bool | None,
+    message: str | None,
+    tokenizer: Path | None,
+    work: Path | None,
+) -> Job:
+    """The job that the command line means. Raises Refusal."""
+    from tr11ops.backup.records import identity_of
+    from tr11ops.cli.checkpoints import resolve_step
+    from tr11ops.hub.base import DEFAULT_BRANCH, Repository
+    from tr11ops.hub.upload import Work
+    from trainer.contract import checkpoint_name
+    from trainer.model.flops import count_parameters
+
+    name = _repository_name(to or card.hub.model_repository)
+    place = resolve_step(card, step)
+    manifest = _manifest(place)
+    _check_model(card, manifest)
+    branch = checkpoint_name(manifest.step) if branch_per_step else _branch(revision or DEFAULT_BRANCH)
+    kind = dtype or card.precision.dtype
+    folder = directory_of(card).paths.state / "upload" if work is None else work.expanduser().absolute()
+    parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
+    return Job(
+        card=card,
+        place=place,
+        manifest=manifest,
+        dtype=kind,
+        repository=Repository(name, branch=branch),
+        private=card.hub.private if public is None else not public,
+        is_visibility_asked=public is not None,
+        message=message or f"{card.run.name} {card.paths.variant}: step {manifest.step}",
+        work=Work(
+            folder / f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}", _options(card, tokenizer)
+        ),
+        tokenizer=tokenizer,
+        bytes=parameters * BYTES_OF[kind],
+    )
+
+
+def _options(card: RunCard, tokenizer: Path | None) -> str:
+    """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
+    import hashlib
+
+    named = tokenizer or (Path(card.tokenizer.path) if card.tokenizer.path is not None else None)
+    source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
+    tokens = card.tokenizer.model_dump(exclude={"path"})
+    taken = json.dumps([card.model.model_dump(), tokens, source], sort_keys=True, default=str)
+    return hashlib.sha256(taken.encode()).hexdigest()[:16]
+
+
+def _repository_name(name: str | None) -> str:
+    import re
+
+    from tr11ops.runcard_copies import REPOSITORY
+
+    if name is None:
+        raise Refusal("nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2)
+    if re.fullmatch(REPOSITORY, name) is None:
+        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)  # an address may hold a token
+    return name
+
+
+def _branch(name: str) -> str:
+    import re
+
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) is None or ".." in name or name.endswith((".", ".lock")):
+        raise Refusal(f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes", exit_code=2)
+    return name
+
+
+def _manifest(place: Path) -> Manifest:
+    from trainer.contract import Manifest
+
+    try:
+        manifest = Manifest.read(place)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    if manifest is None:
+        raise Refusal(f"{place} is not complete (it has no manifest), and half a model is not published")
+    return manifest
+
+
+def _check_model(card: RunCard, manifest: Manifest) -> None:
+    """The card must be the checkpoint's, or what is published about the model is wrong. Raises Refusal."""
+    for key, value in manifest.model.items():
+        section, _, name = key.partition(".")
+        said = getattr(getattr(card, section, None), name, value)
+        if said is not None and said != value and key != "precision.dtype":
+            raise Refusal(f"{key} is {value} in the checkpoint and {said} in the card: this is not the card it is of")
+
+
+def _past(job: Job, run: str | None, overrides: list[str] | None, scheduler: str) -> Past:
+    """How the training went; unknown where it cannot be read, which is no reason not to publish."""
+    from tr11ops.cli.goodput import look_back
+    from tr11ops.hub.model_facts import past_until
+
+    try:
+        look = look_back(run, overrides, scheduler)
+    except (Refusal, OSError, ValueError) as error:
+        say(f"the run's past cannot be read, the model's card says unknown: {' '.join(str(error).split())}")
+        return past_until(None, None, job.manifest)
+    return past_until(look.history, look.goodput, job.manifest)
+
+
+def _facts(job: Job, past: Past) -> ModelFacts:
+    from tr11ops import __version__
+    from tr11ops.hub.model_facts import model_facts, read_losses
+
+    losses = read_losses(job.card.paths.metrics, job.manifest.step)
+    repository = job.repository
+    return model_facts(job.card, job.manifest, losses, past, repository.name, repository.branch, __version__)
+
+
+def _hub(card: RunCard) -> Hub:
+    from tr11ops.hub.base import Patience
+    from tr11ops.hub.client import Hub
+    from tr11ops.hub.credentials import find_credentials
+
+    path = None if card.hub.credentials_file is None else Path(card.hub.credentials_file)
+    return Hub(card.hub.endpoint, find_credentials(path, os.environ), Patience(PATIENCE_SECONDS, say=say))
+
+
+# ----------------------------------------------------------------------------- doing it
+def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool) -> None:
+    from tr11ops.backup.turn import Turn
+    from tr11ops.cli.upload_export import export
+    from tr11ops.hub.model_card import model_card
+    from tr11ops.hub.upload import overwritten, publish
+    from tr11ops.journal import Journal
+
+    text = model_card(facts)
+    head, other = overwritten(hub, job.repository, facts.identity)
+    if job.is_visibility_asked and head is not None and hub.is_private(job.repository) != job.private:
+        is_now, asked = ("public", "private") if job.private else ("private", "public")
+        raise Refusal(
+            f"{job.repository.name} is {is_now}, and --{asked} was asked for; change it at the hub, in Settings"
+        )
+    if dry_run:
+        _show_plan(job, text, head, other, as_json)
+        return
+    if other and not yes:
+        agree(f"{job.repository.name} ({job.repository.branch}) holds {other}. Overwrite it?", yes)
+    directory = directory_of(job.card)
+    with Turn(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
+        turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
+        hub.ensure_repository(job.repository, job.private)  # before hours of work: whether it may be written to
+        files = export(job, as_json)
+        with _sending(sum(entry.bytes for entry in files), as_json) as progress:
+            commit = publish(hub, job.repository, job.work, files, text, job.message, progress)
+        Journal(directory.journal).write(
+            "upload",
+            job.message,
+            {
+                "step": job.manifest.step,
+                "repository": job.repository.name,
+                "branch": job.repository.branch,
+                "commit": commit,
+            },
+        )
+        job.work.remove()
+    if as_json:
+        document = {**_document(job), "commit": commit, "files": len(files), "bytes": sum(one.bytes for one in files)}
+        print(json.dumps({"schema": SCHEMA, **document}, indent=1))
+    else:
+        print(f"{job.address}: step {job.manifest.step}, commit {commit[:12]}")
+
+
+def _document(job: Job) -> dict[str, Any]:
+    return {
+        "repository": job.repository.name,
+        "branch": job.repository.branch,
+        "step": job.manifest.step,
+        "dtype": job.dtype,
+        "address": job.address,
+    }
+
+
+def _show_plan(job: Job, text: str, head: str | None, other: str, as_json: bool) -> None:
+    from tr11ops.units import size
+
+    if as_json:
+        plan = {**_document(job), "bytes": job.bytes, "work": str(job.work.folder), "makes_repository": head is None}
+        print(json.dumps({"schema": SCHEMA, **plan, "overwrites": other, "model_card": text}, indent=1))
+        return
+    seen = "private" if job.private else "public"
+    print(f"step {job.manifest.step} in {job.dtype}, {size(job.bytes)} of tensors")
+    print(f"from {job.place}")
+    print(f"by way of {job.work.folder}")
+    print(f"to {job.address} ({f'would be made, {seen}' if head is None else 'is there'})")
+    if other:
+        print(f"which holds {other}: that needs --yes")
+    print(f"\nREADME.md:\n\n{text}", end="")
+
+
+@contextmanager
+def _sending(total: int, is_quiet: bool) -> Iterator[Any]:
+    """Progress of what is sent; a file that is sent again counts once."""
+    from tr11ops.cli.progress import ByteProgress
+
+    sent: dict[str, int] = {}
+    lock = threading.Lock()
+    with ByteProgress("sending", total, is_quiet=is_quiet) as bar:
+
+        def progress(path: str, position: int) -> None:
+            with lock:
+                step = position - sent.get(path, 0)
+                sent[path] = position
+            bar.advance(step)
+
+        yield progress

@@ -1,0 +1,66 @@
+"""What `tr11 upload` publishes: an export by `python -m trainer.checkpoint`, as a child, or an earlier one's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.cli.common import Refusal, say
+
+if TYPE_CHECKING:
+    from tr11ops.cli.upload import Job
+    from trainer.contract import FileEntry
+
+# It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.
+EXPORT_CHILD = """
+import runpy, signal, sys
+from tr11ops.agent.processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+try:
+    runpy.run_module("trainer.checkpoint", run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(1)
+"""
+
+
+def export(job: Job, as_json: bool) -> tuple[FileEntry, ...]:
+    """The exported files: of an earlier try where they are as they were, else made now."""
+    from tr11ops.cli.progress import ByteProgress
+    from tr11ops.hub.upload import ROOM
+
+    work = job.work
+    recorded = work.recorded()
+    if recorded is not None:
+        with ByteProgress("checking", sum(entry.bytes for entry in recorded), is_quiet=as_json) as bar:
+            found = work.finished(bar.advance)
+        if found is not None:
+            return found
+        say(f"{work.folder}: the export of an earlier try is damaged and is made anew")
+    work.record.unlink(missing_ok=True)
+    work.make(int(job.bytes * ROOM))
+    return work.record_export(_run_export(job))
+
+
+def _run_export(job: Job) -> dict[str, Any]:
+    """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it fails."""
+    from tr11ops.runcard import resolved
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+        stream.write(json.dumps(resolved(job.card)))
+        stream.flush()
+        command = [
+            *(sys.executable, "-c", EXPORT_CHILD, "export", "--json", "--force", "--dtype", job.dtype),
+            *("--output", str(job.work.model), "--card", stream.name),
+            *([] if job.tokenizer is None else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]),
+            *("--", str(job.place)),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # a Ctrl-C reaches it too
+            said, _ = child.communicate()
+    if child.returncode != 0:
+        raise Refusal("the export failed (see above); nothing was published")
+    value = json.loads(said)
+    assert isinstance(value, dict)
+    return value

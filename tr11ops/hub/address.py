@@ -1,0 +1,57 @@
+"""Where something lies on a hub, as people type it: OWNER/NAME, OWNER/NAME/PATH, datasets/OWNER/NAME/PATH."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_ENDPOINT = re.compile(r"https?://[^\s@/?#]+(?:/[^\s@?#]*)?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A repository of the hub at `endpoint`, and a file in it ("" for none). `kind` is model or dataset."""
+
+    endpoint: str
+    kind: str
+    name: str
+    path: str = ""
+
+    @property
+    def facts(self) -> str:
+        """The address that tells what the repository holds."""
+        return f"{self.endpoint}/api/{self.kind}s/{self.name}"
+
+    def file(self, path: str, revision: str = "main") -> str:
+        """The address of a file's content."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self.name, path, repo_type=self.kind, revision=revision, endpoint=self.endpoint)
+
+
+def place_of(text: str, endpoint: str | None = None) -> Place:
+    """What a person typed. Raises ValueError with the rule, and never repeats an address that may hold a password.
+
+    `endpoint` is the hub's address; None: $HF_ENDPOINT, or the public hub.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+
+    words = text.strip("/").split("/")
+    kind = {"datasets": "dataset", "models": "model"}.get(words[0])
+    words = words[1:] if kind else words
+    if "://" in text or "@" in text:
+        raise ValueError("give OWNER/NAME, not an address; --endpoint URL names another hub")
+    if len(words) < 2 or not all(words):
+        raise ValueError("give OWNER/NAME, or OWNER/NAME/PATH of another log")
+    origin, given = ("--endpoint", endpoint) if endpoint else ("$HF_ENDPOINT", os.environ.get("HF_ENDPOINT"))
+    address = (given or constants.ENDPOINT).rstrip("/")
+    if not _ENDPOINT.fullmatch(address):
+        raise ValueError(f"{origin} must be a hub's address, https://HOST, without a user or a password in it")
+    place = Place(address, kind or "model", "/".join(words[:2]), "/".join(words[2:]))
+    try:
+        place.file("any")  # the hub's own rules of names
+    except HFValidationError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    return place

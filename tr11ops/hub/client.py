@@ -1,0 +1,301 @@
+"""The edge to the hub: what sync, upload and the remote status need of it, and how it fails.
+
+Three errors leave it, each one line without a secret: `HubAway` (later may be another matter), `HubRefused` (a person
+is needed; the text says for what), and of the latter `HubMissing` (no such thing) and `HubConflict` (somebody committed
+meanwhile). Everything is tried again with growing waits as long as the caller's patience lasts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tr11ops.hub.base import (
+    DEFAULT_BRANCH,
+    Add,
+    Copy,
+    Delete,
+    Entry,
+    HubAway,
+    HubConflict,
+    HubError,
+    HubMissing,
+    HubRefused,
+    Operation,
+    Patience,
+    Progress,
+    Repository,
+)
+from tr11ops.hub.content import SourceChanged
+from tr11ops.hub.credentials import Credentials
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = [
+    "Add",
+    "Copy",
+    "Delete",
+    "Entry",
+    "Hub",
+    "HubAway",
+    "HubConflict",
+    "HubError",
+    "HubMissing",
+    "HubRefused",
+    "Operation",
+    "Patience",
+    "Progress",
+    "Repository",
+    "SourceChanged",
+]
+
+PUBLIC_ENDPOINT = "https://huggingface.co"
+TIMEOUT_SECONDS = 60.0
+FIRST_WAIT_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 300.0
+LOOKED_AT_ONCE = 500  # paths in one request
+
+_ENDPOINT = re.compile(r"https?://[^\s@/?#]+(/[^\s@?#]*)?")
+_T = TypeVar("_T")
+
+
+class Hub:
+    """One hub as one account. Every method raises HubAway, HubRefused, and SourceChanged for a local file.
+
+    `endpoint` None is $HF_ENDPOINT, or the public hub. `timeout` is how long one request may be silent, in seconds.
+    Methods may be called by several threads.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        credentials: Credentials | None = None,
+        patience: Patience | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self.endpoint = endpoint_of(endpoint, os.environ)
+        self.credentials = credentials or Credentials()
+        self._patience = patience or Patience()
+        self._timeout = timeout
+
+    # ------------------------------------------------------------------------- repositories
+    def ensure_repository(self, repository: Repository, private: bool = True) -> str:
+        """The newest commit of the repository's branch; both are made when they are not there.
+
+        `private` holds for a repository that is made; one that is there stays as it is.
+        """
+        try:
+            return self.head(repository)
+        except HubMissing:
+            pass
+
+        def make(api: HfApi) -> None:
+            api.create_repo(repository.name, repo_type=repository.kind, private=private, exist_ok=True)
+            if repository.branch != DEFAULT_BRANCH:
+                api.create_branch(repository.name, branch=repository.branch, repo_type=repository.kind, exist_ok=True)
+
+        self._ask(f"making {repository.name}", make)
+        return self.head(repository)
+
+    def head(self, repository: Repository) -> str:
+        """The id of the branch's newest commit. Raises HubMissing."""
+
+        def ask(api: HfApi) -> str:
+            from tr11ops.hub.committing import commit_id
+
+            facts = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.branch)
+            return commit_id(facts.sha)
+
+        return self._ask(repository.name, ask)
+
+    def is_private(self, repository: Repository) -> bool:
+        """Whether only members see the repository. Raises HubMissing."""
+
+        def ask(api: HfApi) -> bool:
+            return bool(api.repo_info(repository.name, repo_type=repository.kind).private)
+
+        return self._ask(repository.name, ask)
+
+    # ------------------------------------------------------------------------- reading
+    def list_tree(self, repository: Repository, revision: str | None = None, folder: str = "") -> dict[str, Entry]:
+        """All files of a commit (default: the branch's newest), at any depth, below `folder`."""
+
+        def ask(api: HfApi) -> dict[str, Entry]:
+            tree = api.list_repo_tree(
+                repository.name,
+                folder or None,
+                recursive=True,
+                revision=revision or repository.branch,
+                repo_type=repository.kind,
+            )
+            return _entries(tree)
+
+        try:
+            return self._ask(f"the files of {repository.name}", ask)
+        except HubMissing:
+            if not folder:
+                raise
+            self.head(repository)  # a folder that is not there has no files; a repository must be there
+            return {}
+
+    def look(self, repository: Repository, paths: Iterable[str], revision: str | None = None) -> dict[str, Entry]:
+        """Those of the paths that are files of the commit."""
+        wanted = list(paths)
+
+        def ask(api: HfApi) -> dict[str, Entry]:
+            found: dict[str, Entry] = {}
+            for start in range(0, len(wanted), LOOKED_AT_ONCE):
+                part = wanted[start : start + LOOKED_AT_ONCE]
+                found |= _entries(
+                    api.get_paths_info(
+                        repository.name, part, revision=revision or repository.branch, repo_type=repository.kind
+                    )
+                )
+            return found
+
+        return self._ask(f"files of {repository.name}", ask)
+
+    def read(
+        self,
+        repository: Repository,
+        path: str,
+        offset: int = 0,
+        length: int | None = None,
+        revision: str | None = None,
+    ) -> bytes:
+        """Bytes of a file, all of them or a part; fewer than `length` only at the file's end. Raises HubMissing."""
+        from huggingface_hub import hf_hub_url
+
+        if length == 0:
+            return b""
+        address = hf_hub_url(
+            repository.name,
+            path,
+            repo_type=repository.kind,
+            revision=revision or repository.branch,
+            endpoint=self.endpoint,
+        )
+        headers = {"Accept-Encoding": "identity"}
+        if offset or length is not None:
+            headers["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
+
+        def ask(api: HfApi) -> bytes:
+            return self._fetch(api, address, headers, offset, length)
+
+        return self._ask(f"{path} of {repository.name}", ask)
+
+    def _fetch(self, api: HfApi, address: str, headers: Mapping[str, str], offset: int, length: int | None) -> bytes:
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+        answer = get_session().get(address, headers={**build_hf_headers(token=api.token), **headers})
+        if answer.status_code == 416:  # begins behind the end
+            return b""
+        hf_raise_for_status(answer)
+        if "Range" not in headers:
+            return answer.content
+        if answer.status_code != 206:  # a hub that knows no ranges gives the whole
+            return answer.content[offset : None if length is None else offset + length]
+        if not answer.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+            raise json.JSONDecodeError("not the part that was asked for", "", 0)
+        return answer.content
+
+    # ------------------------------------------------------------------------- writing
+    def commit(
+        self,
+        repository: Repository,
+        operations: Iterable[Operation],
+        message: str,
+        *,
+        parent: str | None = None,
+        progress: Progress | None = None,
+    ) -> str:
+        """Make one commit of all operations and return its id; the newest commit's where nothing would change.
+
+        Large files are sent first, those that the hub has are not sent again; the commit comes last, so all of it is
+        seen or nothing. It is never made twice: a commit carries its own word, and where an answer was lost it is
+        looked for before it is tried again. With `parent` HubConflict is raised when somebody has committed since it;
+        without, the commit is made on top of theirs.
+        """
+        from tr11ops.hub.committing import CommitAttempt
+
+        with ExitStack() as opened:
+            attempt = CommitAttempt(repository, tuple(operations), message, parent, progress, opened)
+            return self._ask(f"a commit to {repository.name}", attempt)
+
+    # ------------------------------------------------------------------------- how it is asked
+    def _api(self) -> HfApi:
+        from huggingface_hub import HfApi
+
+        from tr11ops import __version__
+        from tr11ops.hub.transport import install
+
+        install(self._timeout)
+        token = self.credentials.token
+        # False: no token of the library's own finding, which may be another account's
+        return HfApi(
+            self.endpoint,
+            token=False if token is None else token.reveal(),
+            library_name="tr11",
+            library_version=__version__,
+        )
+
+    def _ask(self, what: str, work: Callable[[HfApi], _T]) -> _T:
+        """Do `work` until it succeeds, is refused, or patience ends."""
+        patience, api = self._patience, self._api()
+        said, pause = "", FIRST_WAIT_SECONDS
+        end: float | None = None
+        for _ in itertools.count():
+            began = patience.clock()
+            try:
+                return work(api)
+            except Exception as error:
+                failure = self._failure(error, what)
+                if failure is None:
+                    raise
+            if not isinstance(failure, HubAway):
+                raise failure from None
+            now = patience.clock()
+            if end is None or now - began > LONGEST_PAUSE_SECONDS:  # a long upload that broke off got on meanwhile
+                end, pause = now + patience.seconds, FIRST_WAIT_SECONDS
+            delay = max(pause * (0.5 + patience.chance()), failure.wait)
+            if now + delay > end:
+                raise failure from None
+            if patience.say is not None and str(failure) != said:
+                said = str(failure)
+                patience.say(f"{said}: trying again in {delay:.0f} s")
+            patience.sleep(delay)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        raise AssertionError("unreachable")
+
+    def _failure(self, error: Exception, what: str) -> Exception | None:
+        from tr11ops.hub.failures import failure_of
+
+        token = self.credentials.token
+        hidden = () if token is None else (token.reveal(),)
+        return failure_of(error, what, self.endpoint, self.credentials, hidden)
+
+
+def _entries(tree: Iterable[Any]) -> dict[str, Entry]:
+    from huggingface_hub.hf_api import RepoFile
+
+    return {
+        item.path: Entry(item.size, item.blob_id, item.lfs.sha256 if item.lfs is not None else None)
+        for item in tree
+        if isinstance(item, RepoFile)
+    }
+
+
+def endpoint_of(endpoint: str | None, environment: Mapping[str, str]) -> str:
+    """The hub's address: the one that is given, else $HF_ENDPOINT, else the public hub. Raises HubRefused."""
+    address = (endpoint or environment.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+    if not _ENDPOINT.fullmatch(address):  # and it is not shown: it may hold a password
+        source = "the hub's endpoint" if endpoint else "$HF_ENDPOINT"
+        raise HubRefused(f"{source} must be an address, https://HOST, without a user or a password in it")
+    return address

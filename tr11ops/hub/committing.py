@@ -1,0 +1,175 @@
+"""One commit to the hub, made once however often its answer is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from contextlib import ExitStack
+from typing import BinaryIO, TypeAlias, cast
+from urllib.parse import quote
+
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.lfs import UploadInfo
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils._pagination import paginate
+
+from tr11ops.hub.base import Copy, Delete, HubAway, HubConflict, Operation, Progress, Repository
+from tr11ops.hub.chunks import SMALLEST_BYTES, Chunked, send_chunked
+from tr11ops.hub.content import FileView
+
+_Prepared: TypeAlias = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
+SENT_AT_ONCE = 4  # large files
+SAMPLE_BYTES = 512  # by which the hub tells text from other files
+MARK = "tr11-commit"  # before a commit's own word, in its description
+
+
+class CommitAttempt:
+    """One commit, tried until it is there. What was hashed and sent at one try is not at the next."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        operations: tuple[Operation, ...],
+        message: str,
+        parent: str | None,
+        progress: Progress | None,
+        opened: ExitStack,
+    ) -> None:
+        self._repository = repository
+        self._operations = operations
+        self._message = message
+        self._parent = parent
+        self._base: str | None = parent
+        self._progress = progress
+        self._opened = opened
+        self._mark = f"{MARK} {secrets.token_hex(8)}"
+        self._prepared: list[_Prepared] | None = None
+        self._sources: list[io.BufferedIOBase] = []
+        self._is_sent = False
+
+    def __call__(self, api: HfApi) -> str:
+        repository = self._repository
+        if self._base is None:
+            facts = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.branch)
+            self._base = commit_id(facts.sha)
+        elif self._is_sent and (found := with_mark(api, repository, self._mark, self._base)) is not None:
+            return found
+        if self._prepared is None:
+            self._prepared = [self._prepare(operation) for operation in self._operations]
+        for source in self._sources:  # the library begins where an earlier try of it broke off
+            source.seek(0)
+        self._is_sent = True
+        self._send_ahead(api, self._prepared)
+        try:
+            answer = api.create_commit(
+                repository.name,
+                self._prepared,
+                commit_message=self._message,
+                commit_description=self._mark,
+                repo_type=repository.kind,
+                revision=repository.branch,
+                num_threads=SENT_AT_ONCE,
+                parent_commit=self._base,
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code != 412:
+                raise
+            return self._moved(api, self._base)
+        made = commit_id(answer.oid)
+        additions = [operation for operation in self._prepared if isinstance(operation, CommitOperationAdd)]
+        is_made = not additions or additions[0]._is_committed
+        if not is_made and self._parent is not None and made != self._parent:
+            # the branch has all of it already, by somebody else's commit, and perhaps more than that
+            raise HubConflict(f"{repository.name}: somebody else has committed meanwhile", 412)
+        return made
+
+    def _send_ahead(self, api: HfApi, prepared: list[_Prepared]) -> None:
+        """Send what the library alone would send badly.
+
+        Large views go in chunks, where the hub has those; and what several files have in common goes once: the library
+        would send it for all of them at once, from one source.
+        """
+        additions = [operation for operation in prepared if isinstance(operation, CommitOperationAdd)]
+        firsts = {addition.upload_info.sha256: addition for addition in reversed(additions)}
+        large = [
+            Chunked(addition.path_in_repo, addition.path_or_fileobj, digest.hex())
+            for digest, addition in firsts.items()
+            if isinstance(addition.path_or_fileobj, FileView)
+            and addition.upload_info.size >= SMALLEST_BYTES
+            and not addition._is_uploaded
+        ]
+        if large:
+            sent = send_chunked(api, self._repository, large)
+            for addition in additions:
+                if addition.path_in_repo in sent:
+                    addition._is_uploaded, addition._upload_mode = True, "lfs"
+        if len(firsts) < len(additions):
+            api.preupload_lfs_files(
+                self._repository.name,
+                list(firsts.values()),
+                repo_type=self._repository.kind,
+                revision=self._repository.branch,
+                num_threads=SENT_AT_ONCE,
+                free_memory=False,
+            )
+
+    def _moved(self, api: HfApi, base: str) -> str:
+        """The branch is not where it was: by our own commit whose answer was lost, or by somebody else's."""
+        found = with_mark(api, self._repository, self._mark, base)
+        if found is not None:
+            return found
+        if self._parent is not None:
+            raise HubConflict(f"{self._repository.name}: somebody else has committed meanwhile", 412)
+        self._base = self._prepared = None  # what changes is found anew
+        raise HubAway(f"{self._repository.name}: somebody else has committed meanwhile")
+
+    def _prepare(self, operation: Operation) -> _Prepared:
+        if isinstance(operation, Delete):
+            return CommitOperationDelete(operation.path, is_folder=False)
+        if isinstance(operation, Copy):
+            return CommitOperationCopy(operation.source, operation.path)
+        if isinstance(operation.content, bytes):
+            # a view here too: the library sends plain bytes in a way of its own where it can, without our time-outs
+            source = io.BytesIO(operation.content)
+            self._sources.append(source)
+            return CommitOperationAdd(operation.path, source)
+        path, progress = operation.path, self._progress
+        is_hashed = False
+
+        def told(position: int) -> None:
+            if is_hashed and progress is not None:
+                progress(path, position)
+
+        view = self._opened.enter_context(FileView(operation.content, operation.size, told))
+        self._sources.append(view)
+        if operation.sha256 is None:
+            prepared = CommitOperationAdd(path, cast(BinaryIO, view))  # reads all of it, for its digest
+        else:
+            sample = view.read(SAMPLE_BYTES)
+            view.seek(0)
+            prepared = CommitOperationAdd(path, b"")
+            prepared.path_or_fileobj = cast(BinaryIO, view)
+            prepared.upload_info = UploadInfo(view.size, sample, bytes.fromhex(operation.sha256))
+        is_hashed = True
+        return prepared
+
+
+def with_mark(api: HfApi, repository: Repository, mark: str, until: str) -> str | None:
+    """The id of the commit with this word in its description, of those that are newer than `until`."""
+    address = f"{api.endpoint}/api/{repository.kind}s/{repository.name}/commits/{quote(repository.branch, safe='')}"
+    for commit in paginate(address, params={}, headers=build_hf_headers(token=api.token)):
+        name = commit_id(commit.get("id") if isinstance(commit, dict) else None)
+        if name == until:
+            return None
+        if mark in str(commit.get("message", "")):
+            return name
+    return None
+
+
+def commit_id(value: object) -> str:
+    """The id of a commit in an answer. Raises JSONDecodeError when there is none: it was no hub's answer."""
+    if not isinstance(value, str) or not value:
+        raise json.JSONDecodeError("the answer names no commit", "", 0)
+    return value

@@ -1,0 +1,79 @@
+"""What the end of a training's log proves by itself. Pure: bytes in, values out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from tr11ops.logs.lines import STAMP_BYTES
+from trainer.contract import StepRecord, parse_step
+
+RECENT_STEPS = 20
+STEPS_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The last steps of a log of `size` bytes, oldest first, and the last time stamp in it, as it stands there.
+
+    The stamp has no zone: it is of the machine that wrote it.
+    """
+
+    size: int
+    steps: tuple[StepRecord, ...] = ()
+    stamp: str = ""
+
+    @property
+    def last(self) -> StepRecord | None:
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """The greater, the later the log ends; for logs of one cluster."""
+        return self.stamp, self.last.iteration if self.last is not None else -1
+
+    @property
+    def seconds_per_iteration(self) -> float | None:
+        """The median of the recent steps; None where no line tells."""
+        return _median(step.seconds_per_iteration for step in self.steps[-RECENT_STEPS:])
+
+    @property
+    def tflops(self) -> float | None:
+        """The median of the recent steps, per worker; None where no line tells."""
+        return _median(step.tflops for step in self.steps[-RECENT_STEPS:])
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """What is left at the recent pace, without waits and restarts."""
+        if self.last is None or self.seconds_per_iteration is None:
+            return None
+        return max(0, self.last.total_iterations - self.last.iteration) * self.seconds_per_iteration
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step that was logged is the training's last one."""
+        return self.last is not None and 0 < self.last.total_iterations <= self.last.iteration
+
+
+def end_of_log(data: bytes, size: int, is_whole: bool) -> LogEnd:
+    """What the last bytes of a log say. A line that the beginning or the end cuts is left out; `is_whole`: they are
+    the whole log.
+    """
+    lines = data.split(b"\n")[0 if is_whole else 1 : -1]
+    steps = [step for line in lines if b"iteration" in line and (step := _step(line)) is not None]
+    stamps = STAMP_BYTES.findall(b"\n".join(lines))
+    return LogEnd(size, tuple(steps[-STEPS_SHOWN:]), stamps[-1].decode().replace("T", " ") if stamps else "")
+
+
+def _step(line: bytes) -> StepRecord | None:
+    try:
+        return parse_step(line.decode("utf-8", "replace"))
+    except (ValueError, OverflowError):  # numbers that no training has
+        return None
+
+
+def _median(values: Iterable[float]) -> float | None:
+    sound = [value for value in values if math.isfinite(value) and value > 0]
+    return median(sound) if sound else None

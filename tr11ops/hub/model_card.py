@@ -1,0 +1,241 @@
+"""The card of a published model: from facts to the text of its README.md. Pure.
+
+What is not known is written as "unknown". No path, user or node name is among the facts. Names may hold anything:
+whatever they hold is shown as text, never as Markdown, HTML or YAML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+UNKNOWN = "unknown"
+_MARK = re.compile(r"^<!-- tr11-model ([0-9a-f]{16}) -->\r?$", re.MULTILINE)
+# What may begin markup, a link or a mention; an underscore between letters may not, nor a dot but behind www
+_MARKUP = re.compile(r"([\\`*{}\[\]#|~$:@/]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=[wW])\.)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the model is."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    sequence_length: int
+    vocabulary: int
+    parameters: int
+    positions: str
+    activation: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset of the mixture and its share of the samples (None: by the datasets' sizes)."""
+
+    name: str
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What it was trained on; `gpus` over all `nodes`."""
+
+    nodes: int
+    gpus: int
+    tensor: int
+    pipeline: int
+    data: int
+
+
+@dataclass(frozen=True)
+class Past:
+    """How the training went until the checkpoint. Times in seconds since the epoch; None is unknown."""
+
+    begun: float | None = None
+    saved: float | None = None
+    goodput: float | None = None  # share of the held node-seconds that trained what was kept
+    node_hours: float | None = None
+    attempts: int | None = None
+    faults: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """All that a card says. `hyperparameters` are pairs of a name and a value, in order."""
+
+    name: str
+    variant: str
+    step: int
+    total_steps: int | None
+    consumed_samples: int
+    consumed_tokens: int
+    architecture: Architecture
+    datasets: tuple[Dataset, ...] | None
+    hyperparameters: tuple[tuple[str, str], ...]
+    hardware: Hardware
+    past: Past
+    train_loss: float | None
+    validation_losses: tuple[tuple[str, int, float], ...]  # group, step, loss
+    repository: str
+    revision: str
+    license: str | None
+    languages: tuple[str, ...]
+    identity: str  # of the run: 16 hexadecimal digits, which a later card of the same run has too
+    card_hash: str
+    version: str
+
+
+def model_card(facts: ModelFacts) -> str:
+    """The text of README.md: a YAML header that the hub reads, and what people read."""
+    title = f"{facts.name} {facts.variant}" if facts.variant != "main" else facts.name
+    total = "" if facts.total_steps is None else f" of {facts.total_steps:,}"
+    told = (
+        f"A language model after {facts.step:,}{total} steps of training: {facts.consumed_tokens:,} tokens in "
+        f"{facts.consumed_samples:,} samples. These are weights from a training run, as they were; nobody has tuned "
+        "or judged what the model says."
+    )
+    origin = (
+        f"Exported by tr11 {escape(facts.version)} from step {facts.step}; hash of the run card: "
+        f"`{_code(facts.card_hash)}`."
+    )
+    lines = [
+        *_header(facts, title),
+        f"<!-- tr11-model {facts.identity} -->",
+        "",
+        f"# {escape(title)}, step {facts.step:,}",
+        "",
+        told,
+        "",
+        *_table("Architecture", _architecture(facts.architecture)),
+        *_data(facts),
+        *_table("Hyperparameters", facts.hyperparameters),
+        *_table("Hardware", _hardware(facts.hardware)),
+        *_table("Operation until this step", _past(facts.past)),
+        *_table("Last losses", _losses(facts)),
+        *_use(facts),
+        "## Origin",
+        "",
+        origin,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def identity_in(text: str) -> str | None:
+    """The identity of the run that wrote this README.md; None when tr11 did not write it."""
+    found = _MARK.search(text)
+    return found[1] if found else None
+
+
+def escape(text: str) -> str:
+    """A text as Markdown shows it letter by letter, on one line."""
+    line = _CONTROL.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\1", " ".join(line.split()))
+
+
+def _code(text: str) -> str:
+    return "".join(
+        character for character in text if character.isascii() and (character.isalnum() or character in "/._-")
+    )
+
+
+def _header(facts: ModelFacts, title: str) -> list[str]:
+    """JSON's strings and lists are YAML's too: no name can end one."""
+
+    def quoted(value: object) -> str:
+        return json.dumps(value if not isinstance(value, str) else " ".join(_CONTROL.sub(" ", value).split()))
+
+    return [
+        "---",
+        *([f"license: {quoted(facts.license)}"] if facts.license is not None else []),
+        *([f"language: {quoted(list(facts.languages))}"] if facts.languages else []),
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        'tags: ["bloom", "tr11"]',
+        f"model_name: {quoted(title)}",
+        "---",
+    ]
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"## {title}", "", "| | |", "|---|---|", *(f"| {escape(a)} | {escape(b)} |" for a, b in rows), ""]
+
+
+def _architecture(model: Architecture) -> Sequence[tuple[str, str]]:
+    return (
+        ("layers", f"{model.layers:,}"),
+        ("hidden size", f"{model.hidden_size:,}"),
+        ("attention heads", f"{model.heads:,}"),
+        ("sequence length", f"{model.sequence_length:,}"),
+        ("vocabulary, padded", f"{model.vocabulary:,}"),
+        ("parameters", f"{model.parameters:,}"),
+        ("positions", model.positions),
+        ("activation", model.activation),
+        ("precision of the training", model.precision),
+    )
+
+
+def _data(facts: ModelFacts) -> list[str]:
+    title = ["## Training data", ""]
+    if not facts.datasets:
+        return [*title, f"Datasets: {UNKNOWN}.", ""]
+    rows = [
+        f"| {escape(one.name)} | {'by its size' if one.share is None else f'{100 * one.share:.2f} %'} |"
+        for one in facts.datasets
+    ]
+    return [*title, "| dataset | share |", "|---|---|", *rows, ""]
+
+
+def _hardware(hardware: Hardware) -> Sequence[tuple[str, str]]:
+    ways = f"{hardware.tensor} tensor x {hardware.pipeline} pipeline x {hardware.data} data"
+    return (("nodes", f"{hardware.nodes:,}"), ("GPUs", _count(hardware.gpus or None)), ("parallel", ways))
+
+
+def _past(past: Past) -> Sequence[tuple[str, str]]:
+    share = None if past.goodput is None else f"{100 * past.goodput:.1f} % of the node-time trained what was kept"
+    return (
+        ("begun", _day(past.begun)),
+        ("saved", _day(past.saved)),
+        ("node-hours", UNKNOWN if past.node_hours is None else f"{past.node_hours:,.1f}"),
+        ("goodput", share or UNKNOWN),
+        ("attempts", _count(past.attempts)),
+        ("faults that ended one", _count(past.faults)),
+    )
+
+
+def _losses(facts: ModelFacts) -> Sequence[tuple[str, str]]:
+    train = UNKNOWN if facts.train_loss is None else f"{facts.train_loss:.4f}"
+    validation = [
+        (f"validation, {group}", f"{loss:.4f} at step {step:,}") for group, step, loss in facts.validation_losses
+    ]
+    return (("training", train), *(validation or [("validation", UNKNOWN)]))
+
+
+def _use(facts: ModelFacts) -> list[str]:
+    where = f'"{_code(facts.repository)}"'
+    if facts.revision != "main":
+        where += f', revision="{_code(facts.revision)}"'
+    return [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f"model = AutoModelForCausalLM.from_pretrained({where})",
+        "```",
+        "",
+    ]
+
+
+def _count(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def _day(moment: float | None) -> str:
+    return UNKNOWN if moment is None else time.strftime("%Y-%m-%d", time.gmtime(moment))

@@ -1,0 +1,174 @@
+"""What a model's card says, read from the run: its card, its checkpoint's manifest, its metrics and its past."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, Past
+from tr11ops.snapshot import Unknown
+from trainer.contract import Manifest
+from trainer.model.flops import count_parameters
+
+if TYPE_CHECKING:
+    from tr11ops.report.goodput import Goodput
+    from tr11ops.report.history import History
+    from tr11ops.runcard import RunCard
+
+LONGEST_GROUP_BYTES = 1 << 20
+_POSITIONS = {"alibi": "ALiBi", "absolute": "learned", "rotary": "rotary"}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The training loss of a step, and of each validation group the last one until it: name -> (step, loss)."""
+
+    train: float | None = None
+    validation: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def model_facts(
+    card: RunCard, manifest: Manifest, losses: Losses, past: Past, repository: str, revision: str, version: str
+) -> ModelFacts:
+    """Everything together. Pure but for a file that the card names for its data."""
+    model = card.model
+    parameters = count_parameters(model, card.tokenizer.padded_vocabulary_size).total
+    degrees = manifest.topology
+    return ModelFacts(
+        name=card.run.name,
+        variant=card.paths.variant,
+        step=manifest.step,
+        total_steps=card.total_iterations or None,
+        consumed_samples=manifest.consumed_samples,
+        consumed_tokens=manifest.consumed_tokens,
+        architecture=Architecture(
+            layers=model.layers,
+            hidden_size=model.hidden_size,
+            heads=model.attention_heads,
+            sequence_length=model.sequence_length,
+            vocabulary=card.tokenizer.padded_vocabulary_size,
+            parameters=parameters,
+            positions=_POSITIONS[model.position_embedding],
+            activation=model.activation,
+            precision=card.precision.dtype,
+        ),
+        datasets=datasets_of(card),
+        hyperparameters=_hyperparameters(card),
+        hardware=Hardware(
+            nodes=card.slurm.nodes,
+            gpus=card.slurm.nodes * card.slurm.gpus_per_node,
+            tensor=int(degrees.get("tensor", card.parallel.tensor)),
+            pipeline=int(degrees.get("pipeline", card.parallel.pipeline)),
+            data=int(degrees.get("data", card.data_parallel_degree)),
+        ),
+        past=past,
+        train_loss=losses.train,
+        validation_losses=tuple((name, *losses.validation[name]) for name in sorted(losses.validation)),
+        repository=repository,
+        revision=revision,
+        license=card.hub.license,
+        languages=tuple(card.hub.languages),
+        identity=hashlib.sha256(f"{card.run.name}\0{card.paths.variant}".encode()).hexdigest()[:16],
+        card_hash=manifest.run_card_hash,
+        version=version,
+    )
+
+
+def datasets_of(card: RunCard) -> tuple[Dataset, ...] | None:
+    """The training mixture by the last part of each path, since the rest says whose disk it is on; None: unknown."""
+    data = card.data
+    if data.prefixes:
+        weights = data.weights
+        total = sum(weights) if weights else 0.0
+        shares = [weight / total for weight in weights] if weights and total > 0 else [None] * len(data.prefixes)
+        return tuple(Dataset(Path(prefix).name, share) for prefix, share in zip(data.prefixes, shares, strict=True))
+    text = data.train_group
+    if text is None and data.train_groups_file is not None:
+        try:
+            with Path(data.train_groups_file).open(encoding="utf-8") as stream:
+                text = stream.read(LONGEST_GROUP_BYTES).strip().strip('"').partition('"')[0]
+        except (OSError, UnicodeDecodeError):
+            return None
+    return _of_group(text) if text else None
+
+
+def _of_group(text: str) -> tuple[Dataset, ...] | None:
+    """`NAME: WEIGHT START:END PREFIX, ...`: names and shares; None for what is written otherwise."""
+    entries = [entry.split() for entry in text.partition(":")[2].split(",")]
+    try:
+        weighted = [(Path(words[2]).name, float(words[0])) for words in entries if len(words) == 3]
+    except ValueError:
+        return None
+    total = sum(weight for _, weight in weighted)
+    if not weighted or len(weighted) != len(entries) or not (math.isfinite(total) and total > 0):
+        return None
+    return tuple(Dataset(name, weight / total) for name, weight in weighted)
+
+
+def _hyperparameters(card: RunCard) -> tuple[tuple[str, str], ...]:
+    batch, schedule, optimizer = card.batch, card.schedule, card.optimizer
+    ramp = batch.ramp
+    grown = "" if ramp is None else f", from {ramp.start:,} by {ramp.increment:,} over {ramp.samples:,} samples"
+    decay = schedule.decay_tokens, schedule.decay_samples
+    until = f"{decay[0]:,} tokens" if decay[0] else f"{decay[1] or batch.train_samples:,} samples"
+    moments = f"beta1 {optimizer.beta1}, beta2 {optimizer.beta2}, epsilon {optimizer.epsilon}"
+    way = f"{schedule.decay_style}, to {schedule.min_learning_rate} at {until}"
+    return (
+        ("optimizer", f"{optimizer.type}, {moments}"),
+        ("weight decay", f"{optimizer.weight_decay}"),
+        ("gradient clipping", f"{optimizer.clip_grad}" if optimizer.clip_grad else "none"),
+        ("learning rate", f"{schedule.learning_rate}, {way}"),
+        ("warm-up", f"{schedule.warmup_samples:,} samples"),
+        ("batch", f"{batch.global_batch_size:,} samples{grown}"),
+        ("dropout", f"attention {card.model.attention_dropout}, hidden {card.model.hidden_dropout}"),
+        ("seed", f"{card.run.seed}"),
+    )
+
+
+def read_losses(metrics: Path, step: int) -> Losses:
+    """The losses of `metrics.jsonl` at a step; where it was trained twice, of the later time. Raises OSError."""
+    train: float | None = None
+    validation: dict[str, tuple[int, float]] = {}
+    try:
+        stream = metrics.open(encoding="utf-8", errors="replace", newline="\n")
+    except FileNotFoundError:
+        return Losses()
+    with stream:
+        for line in stream:
+            try:
+                value = json.loads(line)
+                kind, iteration, loss = value.get("kind", "step"), int(value["iteration"]), float(value["lm_loss"])
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                continue  # a line that was cut, or of another kind
+            if not math.isfinite(loss) or iteration > step:
+                continue
+            if kind == "step" and iteration == step:
+                train = loss
+            elif kind == "validation" and isinstance(value.get("name"), str):
+                validation[value["name"]] = (iteration, loss)
+    return Losses(train, validation)
+
+
+def past_until(history: History | None, goodput: Goodput | None, manifest: Manifest) -> Past:
+    """How the training went until the checkpoint was saved; what cannot be read is unknown."""
+    saved = manifest.created
+    if history is None or goodput is None or isinstance(history.attempts, Unknown):
+        return Past(saved=saved)
+    attempts = [attempt for attempt in history.attempts if attempt.start <= saved]
+    if not attempts:  # a checkpoint that this run did not train, as an imported one
+        return Past(saved=saved)
+    until = goodput.between(goodput.begin, saved)
+    held = until.total.held_micros
+    return Past(
+        begun=min(attempt.start for attempt in attempts),
+        saved=saved,
+        goodput=until.useful_of_held,
+        node_hours=held / 3.6e9 if held else None,
+        attempts=len(attempts),
+        faults=len(until.faults),
+    )

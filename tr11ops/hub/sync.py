@@ -1,0 +1,250 @@
+"""One synchronisation: what is whole and new in the run's logs goes to the hub, normally in one commit.
+
+Safe at any point and any number of times: a commit names its parent, so of two that run at once one is told to look
+again; and what the hub has is known from its newest commit's id, so a record that was lost costs a reading, no more.
+Nothing is ever deleted or overwritten there that could not be found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.evidence import cause
+from tr11ops.hub import attributes
+from tr11ops.hub.base import Add, Copy, HubAway, HubConflict, HubError, HubMissing, HubRefused
+from tr11ops.hub.content import SourceChanged
+from tr11ops.hub.published import FILE_NAME as STATUS_FILE
+from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
+from tr11ops.hub.sync_plan import LocalFile, Note, Send, batches, commit_message, is_worth_a_commit, judge, material
+from tr11ops.hub.sync_round import Outcome, Round, Setting, acquaint, head, journal, on_record, record
+from tr11ops.hub.sync_state import Known, SyncState, read_state, write_failure, write_success
+
+if TYPE_CHECKING:
+    from tr11ops.hub.base import Operation, Progress
+
+CLAIM = "hub-sync"  # the periodic job of the name "sync" has its own claim
+CLAIM_SECONDS = 6 * 3600.0
+LOOKS = 8  # at a repository to which others commit all the time
+ROOT_FILES = (attributes.FILE_NAME, STATUS_FILE, "README.md")
+
+
+class Busy(Exception):
+    """Another process is at it; the text says which."""
+
+
+def sync_once(setting: Setting, running: RunningDigests | None = None, rebuild: bool = False) -> Outcome:
+    """Bring the repository up to date. `running` is kept from round to round by who does many.
+
+    Raises Busy, HubAway, HubRefused, and OSError when the mirrored folder cannot be read.
+    """
+    this = Round(setting, running or RunningDigests())
+    claim = _take(this)
+    try:
+        outcome = _until_steady(this, rebuild)
+    except HubError as error:
+        why = str(error)
+        record(this, lambda: write_failure(setting.directory, why))
+        raise
+    else:
+        record(this, lambda: write_success(setting.directory, setting.clock()))
+    finally:
+        if claim is not None:
+            with suppress(OSError):  # it ends with this process, or with its time
+                ClaimFolder(setting.directory, CLAIM).write(replace(claim, held=False))
+    return outcome
+
+
+def preview(setting: Setting, rebuild: bool = False) -> Outcome:
+    """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for Busy."""
+    this = Round(setting, RunningDigests())
+    try:
+        this.state = None if rebuild else read_state(setting.directory)
+        state = acquaint(this, setting.hub.head(setting.repository), rebuild)
+    except HubMissing:
+        state = SyncState(setting.hub.endpoint, setting.repository.name, "")
+    found = scan(setting.folder, setting.patterns, ROOT_FILES)
+    plan = _plan(this, state, found)
+    return _outcome(this, plan.state, found, plan, plan.sends)
+
+
+# ----------------------------------------------------------------------------- the claim
+def _take(this: Round) -> Claim | None:
+    """The claim on this run's mirror; None where none can be written, which costs safety nothing. Raises Busy."""
+    setting, folder = this.setting, ClaimFolder(this.setting.directory, CLAIM)
+    try:
+        now = setting.clock()
+        before = folder.newest()
+        if before is not None and before.is_living(now):
+            raise Busy(str(before))
+        mine = folder.take(Claim.of_this_process(now, CLAIM_SECONDS), before)
+    except OSError as error:
+        this.tell(f"two at once are not kept apart now: no claim can be written ({error.strerror or error})")
+        return None
+    if mine is None:
+        raise Busy("another process, since this moment")
+    return mine
+
+
+# ----------------------------------------------------------------------------- the round
+def _until_steady(this: Round, rebuild: bool) -> Outcome:
+    """Look and send, and again when the hub or a file was changed by somebody else meanwhile."""
+    setting = this.setting
+    for look in range(LOOKS):
+        this.state = acquaint(this, head(this, rebuild and look == 0), rebuild and look == 0)
+        found = scan(setting.folder, setting.patterns, ROOT_FILES)
+        plan = _plan(this, this.state, found)
+        this.state = plan.state
+        try:
+            state = _carry_out(this, plan)
+        except (HubConflict, SourceChanged, OSError) as change:  # a file may have gone since it was measured
+            this.tell(f"{cause(change)}: looking again")
+            continue
+        on_record(this, state)
+        return _outcome(this, state, found, plan, tuple(this.sends))
+    raise HubAway(f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one look found: the files to send, those left alone, and the state with what was learned on the way."""
+
+    sends: tuple[Send, ...]
+    notes: tuple[Note, ...]
+    faults: tuple[Note, ...]
+    state: SyncState
+
+
+def _plan(this: Round, state: SyncState, found: Scan) -> _Plan:
+    sends, notes, faults = [], list(found.skipped), list(found.faults)
+    files, now = dict(state.files), this.setting.clock()
+    taken = {*files, *(file.path for file in found.files)}
+    for file in found.files:
+        if file.form == "whole" and not file.is_quiet(now):
+            continue
+        known = files.get(file.path)
+        far = known.far if known is not None else None
+        if (
+            known is not None
+            and known.stamp == file.stamp
+            and (known.far.bytes == file.bytes or not file.is_quiet(now))
+        ):
+            continue
+        try:
+            measured = measure(this.setting.folder, file, far, _far_head(this, state, file), this.running, now)
+        except FileNotFoundError:
+            continue  # it went since it was listed; what the hub has of it stays
+        except OSError as error:
+            faults.append(Note(file.path, f"cannot be read ({cause(error)})"))
+            continue
+        except SourceChanged:
+            continue  # the next round sees what became of it
+        verdict = judge(measured, far, taken)
+        if isinstance(verdict, Send):
+            sends.append(verdict)
+        elif isinstance(verdict, Note):
+            notes.append(verdict)
+        elif known is not None and file.bytes >= known.far.bytes:
+            files[file.path] = Known(known.far, file.stamp)
+    return _Plan(tuple(sends), tuple(notes), tuple(faults), replace(state, files=files))
+
+
+def _far_head(this: Round, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
+    return lambda length: this.setting.hub.read(this.setting.repository, file.path, length=length, revision=state.head)
+
+
+def _carry_out(this: Round, plan: _Plan) -> SyncState:
+    """Make the commits of a plan; each is on record before the next."""
+    state, setting = plan.state, this.setting
+    status = _status(this)
+    names = [name for send in plan.sends for name in (send.path, send.superseded) if name]
+    rules = attributes.mended(state.attributes, names)
+    if rules != state.attributes:  # a commit of its own: the hub decides by the rules that it has
+        content = rules.encode("utf-8", "surrogateescape")
+        add = Add(attributes.FILE_NAME, content)
+        state = _commit(this, state, (add,), f"{attributes.FILE_NAME}: logs are large files", {add.path: len(content)})
+        state = on_record(this, replace(state, attributes=rules))
+    progress = setting.progress(plan.sends) if plan.sends else None
+    remaining = list(batches(plan.sends))
+    for number, batch in enumerate(remaining, start=1):
+        operations: list[Operation] = [Copy(send.superseded, send.path) for send in batch if send.superseded]
+        operations += [Add(send.path, setting.folder / send.path, send.bytes, send.sha256) for send in batch]
+        expected = {send.path: send.bytes for send in batch}
+        is_last = number == len(remaining)
+        if is_last and status is not None:
+            operations.append(Add(STATUS_FILE, status))
+            expected[STATUS_FILE] = len(status)
+        state = _commit(this, state, tuple(operations), commit_message(batch), expected, batch, progress)
+        if is_last and status is not None:
+            state = _published(this, state, status)
+        state = on_record(this, state)
+    age = setting.clock() - state.published_time
+    if status is not None and not remaining and is_worth_a_commit(status, state.published, age):
+        state = _commit(this, state, (Add(STATUS_FILE, status),), STATUS_FILE, {STATUS_FILE: len(status)})
+        state = on_record(this, _published(this, state, status))
+    return state
+
+
+def _published(this: Round, state: SyncState, status: bytes) -> SyncState:
+    return replace(state, published=material(status), published_time=this.setting.clock())
+
+
+def _commit(
+    this: Round,
+    state: SyncState,
+    operations: tuple[Operation, ...],
+    message: str,
+    expected: Mapping[str, int],
+    batch: tuple[Send, ...] = (),
+    progress: Progress | None = None,
+) -> SyncState:
+    """One commit on top of `state`; then the hub is asked what it has now of these paths.
+
+    Raises HubRefused when that is not what was sent, and as `Hub.commit`.
+    """
+    setting = this.setting
+    made = setting.hub.commit(setting.repository, operations, message, parent=state.head, progress=progress)
+    if made != state.head:
+        this.commits.append(made)
+        journal(this, made, message, expected)
+    names = [*expected, *(send.superseded for send in batch if send.superseded)]
+    there = setting.hub.look(setting.repository, names, revision=made)
+    digests = {send.path: send.sha256 for send in batch}
+    for path, size in expected.items():
+        far = there.get(path)
+        if far is None or far.bytes != size or (far.sha256 and path in digests and far.sha256 != digests[path]):
+            raise HubRefused(
+                f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
+            )
+    stamps = {send.path: send.file.stamp for send in batch}
+    files = {**state.files, **{path: Known(far, stamps.get(path)) for path, far in there.items()}}
+    this.sends += batch
+    this.status_sent |= STATUS_FILE in expected
+    return replace(state, head=made, files=files)
+
+
+def _status(this: Round) -> bytes | None:
+    """The status to publish; None where there is none, or where it cannot be made: the logs go all the same."""
+    try:
+        return this.setting.status()
+    except (OSError, ValueError) as error:
+        this.tell(f"{STATUS_FILE} is not published this time: {cause(error)}")
+        return None
+
+
+def _outcome(this: Round, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]) -> Outcome:
+    ours = [state.files[file.path].far for file in found.files if file.path in state.files]
+    return Outcome(
+        repository=this.setting.repository.name,
+        sends=sends,
+        commits=tuple(this.commits),
+        files=len(ours),
+        bytes=sum(far.bytes for far in ours),
+        head=state.head,
+        status_sent=this.status_sent,
+        notes=plan.notes,
+        faults=plan.faults,
+    )

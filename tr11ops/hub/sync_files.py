@@ -1,0 +1,222 @@
+"""The local side of a synchronisation: which files there are, and how much of each is whole and new.
+
+A file that only grew is hashed from where the last look of this process ended; everything else is read once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.evidence import cause
+from tr11ops.hub.base import Entry
+from tr11ops.hub.content import SourceChanged
+from tr11ops.hub.sync_plan import LocalFile, Measured, Note, Stamp, is_wanted, objection
+from tr11ops.hub.whole_records import Read, Whole, whole_events, whole_lines
+
+HEAD_BYTES = 64 << 10  # by which a shorter file is told to be the beginning of a longer one
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What lies in the mirrored folder. `skipped` are wanted names that are never sent, `faults` could not be read."""
+
+    files: tuple[LocalFile, ...]
+    skipped: tuple[Note, ...] = ()
+    faults: tuple[Note, ...] = ()
+
+
+def scan(folder: Path, patterns: Collection[str], published: Collection[str] = ()) -> Scan:
+    """Every file below `folder` that is wanted, by path. Raises OSError when the folder itself cannot be read."""
+    root = os.path.realpath(folder)
+    files: list[LocalFile] = []
+    skipped: list[Note] = []
+    faults: list[Note] = []
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        try:
+            entries = sorted(os.scandir(f"{root}/{below}"), key=lambda entry: entry.name)
+        except OSError as error:
+            if not below:
+                raise
+            if not isinstance(error, FileNotFoundError):
+                faults.append(Note(_shown(below), f"cannot be read ({cause(error)})"))
+            continue
+        for entry in entries:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(path)
+                continue
+            found = _look(root, path, entry, patterns, published)
+            if isinstance(found, LocalFile):
+                files.append(found)
+            elif found is not None:
+                skipped.append(found)
+    return Scan(tuple(sorted(files, key=lambda file: file.path)), tuple(skipped), tuple(faults))
+
+
+def _look(
+    root: str, path: str, entry: os.DirEntry[str], patterns: Collection[str], published: Collection[str]
+) -> LocalFile | Note | None:
+    """What one name that is no folder stands for; None where it does not matter."""
+    is_link, wanted = entry.is_symlink(), is_wanted(path, patterns)
+    if is_link and (why := _wrong_link(root, Path(entry.path), wanted)):
+        return Note(_shown(path), why)
+    if not wanted:
+        return None
+    try:
+        facts = Path(entry.path).stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Note(_shown(path), f"cannot be read ({cause(error)})")
+    if is_link and stat.S_ISDIR(facts.st_mode):
+        return None  # what it leads to is mirrored at its own place
+    why = objection(path, facts.st_mode, published)
+    return Note(_shown(path), why) if why else LocalFile(path, Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino))
+
+
+def _wrong_link(root: str, link: Path, wanted: bool) -> str:
+    """Why a link is not followed; "" where it may be, or leads to nothing that is wanted."""
+    target = os.path.realpath(link)
+    if os.path.commonpath([root, target]) != root:
+        return "is a link out of the folder" if wanted or link.is_dir() else ""
+    return "is a link to nothing" if wanted and not link.exists() else ""
+
+
+def _shown(path: str) -> str:
+    """A name as it can be printed on any terminal, on one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in path)[:200]
+
+
+# ----------------------------------------------------------------------------- reading one file
+class RunningDigests:
+    """How far each file has been hashed by this process, so that the next round reads only what is new."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int, bytes, Any]] = {}
+
+    def resume(self, file: LocalFile, far: Entry | None, read: Read) -> Any | None:
+        """The digest of exactly what the hub has, to go on with; None where the file has to be read from its start.
+
+        The file must be the same one, and still end there as it did.
+        """
+        inode, length, ending, digest = self._known.get(file.path, (0, 0, b"", None))
+        if digest is None or far is None or inode != file.stamp.inode or length != far.bytes or length > file.bytes:
+            return None
+        if digest.hexdigest() != far.sha256 or read(length - len(ending), len(ending)) != ending:
+            return None
+        return digest.copy()
+
+    def keep(self, file: LocalFile, length: int, read: Read, digest: Any) -> None:
+        """Remember the digest of the first `length` bytes."""
+        tail = min(length, HEAD_BYTES)
+        self._known[file.path] = (file.stamp.inode, length, read(length - tail, tail), digest.copy())
+
+
+def measure(
+    folder: Path,
+    file: LocalFile,
+    far: Entry | None,
+    far_head: Callable[[int], bytes],
+    running: RunningDigests,
+    now: float,
+) -> Measured:
+    """Read a file as far as it was when it was found: how much of it is whole, and whether it continues the hub's.
+
+    `far_head` gives the first so many bytes of the hub's file; it is asked only where the local one is shorter.
+    Raises OSError, and SourceChanged when the file is not the one that was found.
+    """
+    descriptor = os.open(folder / file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_ino != file.stamp.inode or facts.st_size < file.bytes:
+            raise SourceChanged(f"{file.path}: changed while it was looked at")
+
+        def read(offset: int, length: int) -> bytes:
+            return os.pread(descriptor, length, offset)
+
+        end = _whole_end(file, far, read, now)
+        if far is None:
+            digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
+            running.keep(file, end, read, digest)
+            return Measured(file, end, digest.hexdigest(), None)
+        if file.bytes < far.bytes:
+            return _of_shorter(file, far_head, end, read)
+        return _of_longer(file, far, end, read, running)
+    finally:
+        os.close(descriptor)
+
+
+def _whole_end(file: LocalFile, far: Entry | None, read: Read, now: float) -> int:
+    """How much may be sent: all of it once nobody writes any more."""
+    if file.is_quiet(now):
+        return file.bytes
+    if file.form == "whole":
+        return 0
+    start = far.bytes if far is not None and far.bytes <= file.bytes else 0
+    find: Callable[[Read, int, int], Whole] = whole_lines if file.form == "lines" else whole_events
+    found = find(read, start, file.bytes)
+    if start and found.end == start and not found.is_sound:  # what the hub has does not end with a whole record
+        found = find(read, 0, file.bytes)
+    return found.end
+
+
+def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, read: Read) -> Measured:
+    head = min(file.bytes, HEAD_BYTES)
+    digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
+    return Measured(file, end, digest.hexdigest(), read(0, head) == far_head(head) if head else True)
+
+
+def _of_longer(file: LocalFile, far: Entry, end: int, read: Read, running: RunningDigests) -> Measured:
+    if far.sha256 is None:  # a small file in git itself
+        continues = git_name(b"".join(_pieces(file, read, 0, far.bytes))) == far.oid
+        digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
+    else:
+        known = running.resume(file, far, read)
+        if known is not None and end >= far.bytes:
+            continues = True
+            digest, _ = _hashed(file, read, known, far.bytes, (end,))
+        else:
+            both = sorted({far.bytes, end})
+            found = _hashed(file, read, hashlib.sha256(), 0, both)[1]
+            continues = found[far.bytes].hexdigest() == far.sha256
+            digest = found[end]
+    if end >= far.bytes:
+        running.keep(file, end, read, digest)
+    return Measured(file, end, digest.hexdigest(), continues)
+
+
+def _hashed(file: LocalFile, read: Read, digest: Any, start: int, marks: Iterable[int]) -> tuple[Any, dict[int, Any]]:
+    """The digest at the last mark, and at each; `digest` is that of everything before `start`. Marks ascend."""
+    found = {}
+    position = start
+    for mark in marks:
+        for piece in _pieces(file, read, position, mark):
+            digest.update(piece)
+        position = mark
+        found[mark] = digest.copy()
+    return digest, found
+
+
+def _pieces(file: LocalFile, read: Read, start: int, end: int) -> Iterator[bytes]:
+    while start < end:
+        piece = read(start, min(_PIECE, end - start))
+        if not piece:
+            raise SourceChanged(f"{file.path}: became shorter while it was read")
+        start += len(piece)
+        yield piece
+
+
+def git_name(content: bytes) -> str:
+    """Git's name of a blob with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

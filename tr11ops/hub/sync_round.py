@@ -1,0 +1,171 @@
+"""What one synchronisation is given, what it gathers on its way, what it knows of the hub, and how it is recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.evidence import cause
+from tr11ops.hub import attributes
+from tr11ops.hub.base import Entry, HubAway, HubMissing, HubRefused, Repository
+from tr11ops.hub.published import FILE_NAME as STATUS_FILE
+from tr11ops.hub.sync_files import RunningDigests, git_name
+from tr11ops.hub.sync_plan import Note, Send
+from tr11ops.hub.sync_state import Known, SyncState, read_state, write_state
+from tr11ops.journal import Journal
+from tr11ops.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from tr11ops.hub.base import Progress
+    from tr11ops.hub.client import Hub
+
+READINGS = 3  # of a file that comes garbled
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is mirrored where. `status` gives the file that is published along, `say` hears what a person should know.
+
+    `folder` is mirrored at the root of the repository; `clock` gives seconds since the epoch.
+    """
+
+    hub: Hub
+    repository: Repository
+    directory: RunDirectory
+    patterns: tuple[str, ...]
+    private: bool
+    status: Callable[[], bytes | None]
+    clock: Callable[[], float]
+    say: Callable[[str], None]
+    progress: Callable[[tuple[Send, ...]], Progress | None] = lambda sends: None
+
+    @property
+    def folder(self) -> Path:
+        return self.directory.paths.published
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one synchronisation did, or would do. `files` and `bytes` are those that the hub now has of this run."""
+
+    repository: str
+    sends: tuple[Send, ...] = ()
+    commits: tuple[str, ...] = ()
+    files: int = 0
+    bytes: int = 0
+    head: str = ""
+    status_sent: bool = False
+    notes: tuple[Note, ...] = ()
+    faults: tuple[Note, ...] = ()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the files that were sent, each whole."""
+        return sum(send.bytes for send in self.sends)
+
+
+@dataclass
+class Round:
+    """What is gathered in the course of one synchronisation."""
+
+    setting: Setting
+    running: RunningDigests
+    state: SyncState | None = None
+    written: SyncState | None = None
+    sends: list[Send] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
+    status_sent: bool = False
+    told: set[str] = field(default_factory=set)
+
+    def tell(self, text: str) -> None:
+        """Let the person know, once."""
+        if text not in self.told:
+            self.told.add(text)
+            self.setting.say(text)
+
+
+# ----------------------------------------------------------------------------- what the hub has
+def head(this: Round, rebuild: bool) -> str:
+    """The repository's newest commit. One that was never seen is made; one that was there and is gone is not."""
+    setting = this.setting
+    if this.state is None and not rebuild:
+        try:
+            this.state = this.written = read_state(setting.directory)
+        except OSError as error:
+            this.tell(f"the record of the last synchronisation cannot be read ({cause(error)}): comparing anew")
+    if rebuild or this.state is None or not this.state.is_of(setting.hub.endpoint, setting.repository.name):
+        return setting.hub.ensure_repository(setting.repository, setting.private)
+    try:
+        return setting.hub.head(setting.repository)
+    except HubMissing as error:
+        raise HubRefused(
+            f"{setting.repository.name}: was there, and is gone, or this account may not see it any more; "
+            "tr11 sync --rebuild makes it anew",
+            error.status,
+        ) from None
+
+
+def acquaint(this: Round, head: str, rebuild: bool) -> SyncState:
+    """What the commit `head` holds: as it is on record if the record is of this commit, else as the hub tells it."""
+    hub, repository, state = this.setting.hub, this.setting.repository, this.state
+    if state is None or rebuild or not state.is_of(hub.endpoint, repository.name):
+        state = SyncState(hub.endpoint, repository.name, "")
+    if state.head == head:
+        return state
+    tree = hub.list_tree(repository, revision=head)
+    rules = tree.get(attributes.FILE_NAME)
+    text = "" if rules is None else _rules(this, rules, head)
+    published = state.published if _is_same(state.files.get(STATUS_FILE), tree.get(STATUS_FILE)) else ""
+    files = {
+        path: Known(far, known.stamp if (known := state.files.get(path)) is not None and known.far == far else None)
+        for path, far in tree.items()
+    }
+    return replace(state, head=head, attributes=text, published=published, files=files)
+
+
+def _rules(this: Round, far: Entry, head: str) -> str:
+    """The .gitattributes of a commit. Raises HubAway when what comes is something else, as a proxy's page."""
+    for _ in range(READINGS):
+        content = this.setting.hub.read(this.setting.repository, attributes.FILE_NAME, revision=head)
+        name = git_name(content) if far.sha256 is None else hashlib.sha256(content).hexdigest()
+        if name == (far.sha256 or far.oid):
+            return content.decode("utf-8", "surrogateescape")
+    raise HubAway(f"{this.setting.repository.name}: {attributes.FILE_NAME} comes garbled")
+
+
+def _is_same(known: Known | None, far: Entry | None) -> bool:
+    return known is not None and known.far == far
+
+
+# ----------------------------------------------------------------------------- records
+def on_record(this: Round, state: SyncState) -> SyncState:
+    """Write down what the hub has now, if that is news; returns it."""
+    this.state = state
+    if state != this.written:
+        record(this, lambda: write_state(this.setting.directory, state))
+        this.written = state
+    return state
+
+
+def record(this: Round, write: Callable[[], object]) -> None:
+    """Write a record; where that fails the logs are mirrored all the same, and the next round compares anew."""
+    try:
+        write()
+    except OSError as error:
+        this.tell(
+            f"this synchronisation cannot be put on record in {this.setting.directory.root}: {error.strerror or error}"
+        )
+
+
+def journal(this: Round, head: str, message: str, expected: Mapping[str, int]) -> None:
+    """An entry for one commit; `expected` are the bytes of each path in it."""
+    data = {
+        "repository": this.setting.repository.name,
+        "commit": head,
+        "files": len(expected),
+        "bytes": sum(expected.values()),
+    }
+    record(this, lambda: Journal(this.setting.directory.journal).write("sync", message, data))

@@ -1,0 +1,103 @@
+"""How the hub's library speaks to the network here: every request has a time-out, and no failure is retried below us.
+
+The library's own retries sleep up to half a minute with nobody able to stop them, and many of its requests wait for
+ever. Its client is replaced, for the whole process, by one that gives each request a time-out and turns every failure
+that may pass into `NoAnswer`, which the library lets through.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import huggingface_hub
+from huggingface_hub import constants, hf_api, lfs
+from huggingface_hub.utils._http import get_session, hf_request_event_hook
+
+from tr11ops.hub.redact import redact
+from tr11ops.hub.waiting import wait_of
+
+CONNECT_SECONDS = 15.0
+_PASSING = frozenset({408, 425, 429})  # and all from 500
+_WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when they are silenced
+_LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
+
+
+class NoAnswer(Exception):
+    """A failure that may pass. `status` is 0 when no answer came; `wait` is what the far side asked for, in seconds."""
+
+    def __init__(self, text: str, status: int = 0, wait: float = 0.0) -> None:
+        super().__init__(text)
+        self.status = status
+        self.wait = wait
+
+
+class _Client(httpx2.Client):
+    """The library's client with our time-outs and errors. Proxies of the environment are used as ever."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=timeout)
+        self.silence = timeout
+        self._seconds = httpx2.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)).as_dict()
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        # the library passes "no time-out" with some requests: ours holds for all
+        request.extensions = {**request.extensions, "timeout": self._seconds}
+        host = request.url.host
+        try:
+            response = super().send(request, **options)
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
+        if response.status_code in _PASSING or response.status_code >= 500:
+            response.close()
+            raise NoAnswer(
+                f"{host} answers {response.status_code}", response.status_code, wait_of(response.headers, time.time())
+            )
+        return response
+
+
+class _Redacting(logging.Filter):
+    """Takes secrets out of what the library logs: its requests' addresses may be signed."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), ()
+        return True
+
+
+def why(error: Exception) -> str:
+    """A network failure in few words, without addresses."""
+    kinds = {
+        httpx2.ConnectTimeout: "no connection in time",
+        httpx2.TimeoutException: "silent for too long",
+        httpx2.ConnectError: "no connection",
+        httpx2.ProxyError: "the proxy refuses",
+        httpx2.DecodingError: "the answer was garbled",
+        httpx2.RemoteProtocolError: "the answer was cut",
+        httpx2.NetworkError: "the connection broke",
+    }
+    return next((words for kind, words in kinds.items() if isinstance(error, kind)), type(error).__name__)
+
+
+def install(timeout: float) -> None:
+    """Make the library use this client from now on, silent and without telemetry. `timeout`: seconds of silence."""
+    present = get_session()
+    if isinstance(present, _Client) and present.silence == timeout:
+        return  # another client would have to make all connections anew
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    bars = importlib.import_module("huggingface_hub.utils.tqdm")  # by its name it is a class
+    vars(bars)["HF_HUB_DISABLE_PROGRESS_BARS"] = True  # the library's function for it obeys the environment instead
+    huggingface_hub.logging.set_verbosity(logging.CRITICAL)  # what matters reaches the caller as an error
+    for name in list(logging.root.manager.loggerDict):  # a filter holds for one logger, not for those below it
+        logger = logging.getLogger(name)
+        if name.startswith(_LIBRARIES) and not any(isinstance(known, _Redacting) for known in logger.filters):
+            logger.addFilter(_Redacting())
+    huggingface_hub.set_client_factory(lambda: _Client(timeout))
+
+
+def host_of(address: str) -> str:
+    """The host of an address, for messages."""
+    return urlsplit(address).hostname or "the hub"
