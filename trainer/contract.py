@@ -335,8 +335,11 @@ class Manifest:
             value = read_json(folder / MANIFEST_FILE)
         except (ValueError, OSError) as error:
             raise ValueError(f"{folder / MANIFEST_FILE} cannot be read: {error}") from None
-        if value is None:
-            return None
+        return None if value is None else cls.of(value, folder)
+
+    @classmethod
+    def of(cls, value: dict[str, Any], folder: Path) -> Manifest:
+        """The manifest of `folder` from its JSON object. Raises ValueError when it is none, or of a newer schema."""
         if value.get("schema", 0) > MANIFEST_SCHEMA:
             raise ValueError(f"{folder} was written by a newer tr11 (manifest schema {value['schema']})")
         try:

@@ -1,6 +1,7 @@
 """`tr11 checkpoints`: what the run has saved, what is in it, how two states differ, and turning one into another.
 
-`list` reads manifests. All else is done by `python -m trainer.checkpoint`, as a child, because it reads tensors.
+What stays is in `tr11ops.cli.checkpoints_keep`, what goes in `checkpoints_prune`. All else is done by
+`python -m trainer.checkpoint`, as a child, because it reads tensors.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from json import dumps
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin, verify
+from tr11ops.cli.checkpoints_prune import prune
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 
 if TYPE_CHECKING:
@@ -25,11 +27,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="checkpoints",
-    help="List, inspect, compare and convert checkpoints. STEP is a number, `latest`, or a folder's path.",
+    help="What is saved: list, verify, pin, prune, inspect, convert. STEP is a number, `latest`, or a folder's path.",
     no_args_is_help=True,
 )
 
-SCHEMA = 1
 Step = Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `latest`, or the path of its folder.")]
 
 
@@ -115,44 +116,12 @@ def _flag(name: str, value: bool) -> list[str]:
     return [name] if value else []
 
 
-# ----------------------------------------------------------------------------- list
-@app.command("list")
-def list_checkpoints(
-    *,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
-) -> None:
-    """What the run has saved: size, whether it is whole, on which shape, and which one a restart would take.
-
-    Sizes of files are compared with the manifest; inspect --verify reads every byte. Exit code 1 when `latest` names
-    nothing, or a checkpoint that is not whole.
-
-    Example: tr11 checkpoints list --run demo
-    """
-    from tr11ops.checkpoint_list import list_rows, standing_fault
-    from tr11ops.report.checkpoints import table
-
-    folder = directory_of(read_card(run, overrides)).paths.checkpoints
-    latest: int | None = None
-    garbled = ""
-    try:
-        try:
-            latest = read_latest(folder)
-        except ValueError as error:
-            garbled = str(error)
-        rows = list_rows(folder, latest)
-    except OSError as error:
-        raise Refusal(f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3) from None
-    fault = garbled or standing_fault(folder, rows, latest)
-    if as_json:
-        shown = [row.document() for row in rows]
-        print(dumps({"schema": SCHEMA, "folder": str(folder), "latest": latest, "fault": fault, "checkpoints": shown}))
-    else:
-        print(table(rows, time.time()) if rows else f"no checkpoint in {folder}")
-    if fault:
-        say(f"tr11: {fault}")
-        raise typer.Exit(1)
+# ----------------------------------------------------------------------------- what is kept
+app.command("list")(list_checkpoints)
+app.command()(verify)
+app.command()(pin)
+app.command()(unpin)
+app.command()(prune)
 
 
 # ----------------------------------------------------------------------------- look

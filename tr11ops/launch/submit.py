@@ -20,6 +20,7 @@ from tr11ops.journal import Journal
 from tr11ops.launch.facts import LaunchFacts, kill_switch_claim
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
+from tr11ops.reserve import keep_reserve
 from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
 from tr11ops.snapshot import known
 from trainer.contract import host_name, write_json
@@ -124,6 +125,7 @@ def submit(
     _claim_kill_switch(plan)
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
+    keep_reserve(directory)
     journal.write(
         "launch",
         why,

@@ -1,42 +1,143 @@
-"""The list of checkpoints as a table for people: at most 80 columns for the numbers of a 176B run."""
+"""The catalogue of checkpoints as text for people: at most 80 columns for the numbers of a 176B run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tr11ops.checkpoint_list import CheckpointRow
+from tr11ops.backup.records import CopyRecord
+from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
+from tr11ops.checkpoints.retention import Decision, counts
+from tr11ops.snapshot import Unknown
 from tr11ops.units import duration, quantity, size
 
-_HEAD = ("step", "size", "shape", "samples", "tokens", "age", "state")
-_LEFT = {"shape", "state"}
+_HEAD = ("step", "size", "tokens", "age", "state", "read", "copies", "kept")
+_LEFT = {"state", "read", "copies", "kept", "why", "what"}
 _SHOWN_FAULTS = 3
+_SHORT_KINDS = {"full": "", "weights": ":w", "spike": ":s"}
+_WIDTH = 80
 
 
-def table(rows: Sequence[CheckpointRow], now: float) -> str:
-    """One line a checkpoint, oldest first, then what is wrong with any; `now`: seconds since the epoch."""
-    lines = [_HEAD, *(_cells(row, now) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    shown = [
+def table(catalogue: Catalogue, now: float) -> str:
+    """One line a checkpoint, oldest first, then what is to be said of some; `now`: seconds since the epoch."""
+    lines = _columns(_HEAD, [_cells(entry, now) for entry in catalogue.checkpoints])
+    for entry in catalogue.checkpoints:
+        lines += _wrapped(_remarks(entry), f"step {entry.step}: ")
+    if catalogue.aside:
+        rows = [(aside.name, size(aside.bytes), _age(aside.changed, now), aside.kind) for aside in catalogue.aside]
+        lines += ["", *_columns(("beside them", "size", "age", "what"), rows, left={"beside them", "what"})]
+    shapes = {entry.shape for entry in catalogue.checkpoints}
+    shape = f", {shapes.pop()} (tensor x pipeline x data)" if len(shapes) == 1 else ""
+    total = size(sum(entry.bytes for entry in catalogue.checkpoints))
+    return "\n".join([*lines, f"{len(catalogue.checkpoints)} of them, {total}{shape}", *_legend(catalogue.checkpoints)])
+
+
+def _legend(checkpoints: Iterable[Checkpoint]) -> Iterator[str]:
+    """What the shortened words mean, where there are any."""
+    if any(copy.kind != "full" or copy.damaged for entry in checkpoints for copy in entry.copies):
+        yield "copies: whole, :w weights alone, :s weights around a spike, :BAD damaged"
+
+
+def decisions_table(decisions: Sequence[Decision]) -> str:
+    """One line a folder, by its step, with why it goes or stays."""
+    names = [decision.name.removeprefix("global_step") for decision in decisions]
+    width = max(map(len, names), default=0)
+    lines = []
+    for name, decision in zip(names, decisions, strict=True):
+        verb = "remove" if decision.goes else "keep"
+        lines += _wrapped([decision.why], f"{verb:<6}  {name:>{width}}  {size(decision.bytes):>9}  ")
+    return "\n".join(lines)
+
+
+def decisions_summary(decisions: Sequence[Decision]) -> str:
+    """How much goes, and how many stay by which rule."""
+    gone = [decision for decision in decisions if decision.goes]
+    kept = ", ".join(f"{count} {rule}" for rule, count in counts(decisions)) or "none"
+    first = f"{len(gone)} to remove, {size(sum(decision.bytes for decision in gone))}"
+    return "\n".join([first, *_wrapped([kept], "kept: ")])
+
+
+def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], left: Iterable[str] = _LEFT) -> list[str]:
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return [
         "  ".join(
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(_HEAD, line, widths, strict=True)
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(head, line, widths, strict=True)
         ).rstrip()
         for line in lines
     ]
-    for row in rows:
-        shown += [f"step {row.step}: {fault}" for fault in row.faults[:_SHOWN_FAULTS]]
-        if len(row.faults) > _SHOWN_FAULTS:
-            shown.append(f"step {row.step}: and {len(row.faults) - _SHOWN_FAULTS} more")
-    return "\n".join([*shown, "shape: tensor x pipeline x data"])
 
 
-def _cells(row: CheckpointRow, now: float) -> tuple[str, ...]:
+def _wrapped(texts: Iterable[str], head: str) -> list[str]:
+    """Each text behind the head, on more lines where it is long."""
+    from textwrap import wrap
+
+    indent = " " * min(len(head), _WIDTH - 30)
+    return [
+        line
+        for text in texts
+        for line in wrap(head + _printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        or [head.rstrip()]
+    ]
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold anything; a terminal must not obey it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _cells(entry: Checkpoint, now: float) -> tuple[str, ...]:
+    marks = ("latest" if entry.is_latest else "use" if entry.used_by else "", "pin" if entry.pin else "")
     return (
-        str(row.step),
-        size(row.bytes),
-        row.shape,
-        "?" if row.consumed_samples is None else f"{row.consumed_samples:,}",
-        "?" if row.consumed_tokens is None else quantity(row.consumed_tokens),
-        duration(max(0.0, now - row.created)),
-        row.state + (", latest" if row.is_latest else ""),
+        str(entry.step),
+        size(entry.bytes),
+        "?" if entry.consumed_tokens is None else quantity(entry.consumed_tokens),
+        _age(entry.created, now),
+        entry.state,
+        _read(entry, now),
+        " ".join(sorted({_copy(copy) for copy in entry.copies})) or "-",
+        ",".join(filter(None, marks)),
     )
+
+
+def _read(entry: Checkpoint, now: float) -> str:
+    """What the last reading of all bytes found, and how long ago."""
+    if entry.digests is None:
+        return "never"
+    if isinstance(entry.digests, Unknown):
+        return "?"
+    if entry.digests.bad:
+        return f"{len(entry.digests.bad)} BAD"
+    return f"{_age(entry.digests.time, now)} ago"
+
+
+def _copy(copy: CopyRecord) -> str:
+    return f"{copy.archive}{_SHORT_KINDS[copy.kind]}{'' if copy.is_sound else ':BAD'}"
+
+
+def _age(moment: float | None, now: float) -> str:
+    """How long ago, in one unit."""
+    return "?" if moment is None else " ".join(duration(now - moment).split()[:2])
+
+
+def _remarks(entry: Checkpoint) -> Iterator[str]:
+    """What does not fit into the line."""
+    yield from _first(entry.faults)
+    if isinstance(entry.digests, Unknown):
+        yield f"what was read is not known: {entry.digests.why}"
+    elif entry.digests is not None:
+        yield from _first(entry.digests.bad)
+    for copy in entry.copies:
+        if copy.damaged:
+            yield f"its copy {copy.archive}:{copy.location} is damaged: {copy.damaged[0]}"
+    if entry.pin is not None:
+        yield f"pinned by {entry.pin.who}" + (f": {entry.pin.why}" if entry.pin.why else "")
+    if entry.is_discarded:
+        yield "a roll-back discarded it: the next start sets it aside"
+    yield from (use for use in entry.used_by if not entry.is_latest or use != "latest names it")
+
+
+def _first(faults: Sequence[str]) -> Iterator[str]:
+    yield from faults[:_SHOWN_FAULTS]
+    if len(faults) > _SHOWN_FAULTS:
+        yield f"and {len(faults) - _SHOWN_FAULTS} more"

@@ -17,7 +17,7 @@ from tr11ops.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from tr11ops.alerts.book import Incident
-    from tr11ops.checkpoint_list import CheckpointRow
+    from tr11ops.checkpoints.scan import CheckpointRow
     from tr11ops.cluster.base import Scheduler
     from tr11ops.rundir import RunDirectory
     from tr11ops.snapshot import RunFacts
@@ -42,7 +42,7 @@ class Material:
 def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float) -> Material:
     """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
     from tr11ops.alerts.reading import incidents
-    from tr11ops.checkpoint_list import list_rows
+    from tr11ops.checkpoints.scan import list_rows
     from tr11ops.detect.registry import detect_all
     from tr11ops.observe import observe
 

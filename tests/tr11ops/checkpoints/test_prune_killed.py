@@ -1,0 +1,178 @@
+"""A prune that is killed anywhere, two at once, and a training that goes on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.checkpoints.shelf import NOW, Shelf
+from tr11ops.checkpoints import prune as pruning
+from tr11ops.checkpoints.asides import list_asides
+from tr11ops.checkpoints.pins import pin
+from tr11ops.checkpoints.prune import BEGUN, REMOVED, PruneBusy
+from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.journal import read_journal
+from trainer.checkpoint.catalogue import find_resumable, partial_path
+from trainer.contract import checkpoint_name, write_atomically
+
+EFFECTS = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir", "open")  # what changes something on disk
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Run `work` in a fork of this process; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except PruneBusy:
+        os._exit(7)
+    except BaseException as error:  # it must not go on as a second pytest
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(9)
+
+
+def wait(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(number: int, work: Callable[[], object]) -> Callable[[], object]:
+    """`work`, killed just before its effect of that number on the file system."""
+    count = iter(range(1, 1 << 20))
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        is_effect = event in EFFECTS and (event != "open" or bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)))  # type: ignore[call-overload]
+        if is_effect and next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> None:
+        sys.addaudithook(audit)
+        work()
+
+    return run
+
+
+def effects_of(work: Callable[[], object], place: Path) -> int:
+    """How many effects the whole of it has."""
+    seen: list[str] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event in EFFECTS and (event != "open" or bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))):  # type: ignore[call-overload]
+            seen.append(event)
+
+    def run() -> None:
+        sys.addaudithook(audit)
+        work()
+        (place / "count").write_text(str(len(seen)))
+
+    assert wait(in_a_child(run)) == 0
+    return int((place / "count").read_text())
+
+
+def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:
+    """Three to go, three to stay: pinned, last but one, last; the digests of those that stay."""
+    folder.mkdir()
+    shelf = Shelf(folder)
+    shelf.save(100, 1000, 9_800, 9_850, 9_900, 10_000, size=16)
+    shelf.copy(1000)
+    pin(shelf.directory, 9_800, "ana", "", NOW)
+    return shelf, shelf.prints([9_800, 9_900, 10_000])
+
+
+def test_killed_before_each_of_its_effects_the_next_one_finishes(memory_folder: Path) -> None:
+    first, _ = scene(memory_folder / "whole")
+    most = effects_of(first.pruner().run, memory_folder)
+    assert most > 50 and first.steps() == [9_800, 9_900, 10_000]
+    left = Counter[str]()
+    for number in range(1, most + 1):
+        shelf, kept = scene(memory_folder / str(number))
+        assert wait(in_a_child(killed_at(number, shelf.pruner().run))) == -signal.SIGKILL, number
+        shelf.assert_whole()
+        assert shelf.prints([9_800, 9_900, 10_000]) == kept, number
+        assert find_resumable(shelf.folder, "digests", True, print) == 10_000
+        left.update(aside.kind for aside in list_asides(shelf.folder))
+        if shelf.steps() != [100, 1000, 9_800, 9_850, 9_900, 10_000]:  # nothing goes unrecorded
+            assert [entry.kind for entry in read_journal(shelf.directory.journal).entries].count(BEGUN) == 1
+        result = shelf.pruner().run()
+        assert not result.failed and shelf.steps() == [9_800, 9_900, 10_000], (number, result)
+        assert not list_asides(shelf.folder) and shelf.prints([9_800, 9_900, 10_000]) == kept
+        ledger = read_journal(shelf.directory.journal)
+        assert ledger.is_sound
+        named = {victim["name"] for entry in ledger.entries if entry.kind == BEGUN for victim in entry.data["victims"]}
+        assert named == {"global_step100", "global_step1000", "global_step9850"}
+    assert left["being removed"] > 5 and left["hidden by a prune"] > 0  # the kills fell where it matters
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_two_prunes_and_a_living_copy_at_once(
+    memory_folder: Path, is_claimed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the claim of one is taken for dead, as after a jump of a clock: then the renames decide."""
+    if not is_claimed:
+        monkeypatch.setattr(pruning, "CLAIM_SECONDS", -1.0)
+    for trial in range(8):
+        shelf, kept = scene(memory_folder / str(trial))
+        copying = ClaimFolder(shelf.directory, "copy-store")
+        assert copying.take(Claim.of_this_process(time.time(), 60, step=100), None)
+        source = shelf.prints([100])
+        codes = [wait(child) for child in [in_a_child(shelf.pruner().run) for _ in range(2)]]
+        assert set(codes) <= {0, 7} and 0 in codes
+        assert shelf.pruner().run().failed is False  # where one gave way to the other's folder, a third has the rest
+        assert shelf.steps() == [100, 9_800, 9_900, 10_000] and not list_asides(shelf.folder)
+        assert shelf.prints([100]) == source and shelf.prints([9_800, 9_900, 10_000]) == kept
+        ledger = read_journal(shelf.directory.journal)
+        removed = Counter(entry.data["name"] for entry in ledger.entries if entry.kind == REMOVED)
+        assert ledger.is_sound and set(removed) <= {"global_step1000", "global_step9850"}
+        assert max(removed.values(), default=1) == 1
+
+
+def test_a_training_that_saves_and_rolls_back_meanwhile(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.save(*range(100, 1000, 100), size=16)
+    staging = Shelf(tmp_path / "staging")
+    ended, faults = threading.Event(), []
+
+    def train() -> None:
+        """Publishes as the trainer does, by renames, and now and then discards what it has just saved."""
+        for step in range(1000, 3000, 100):
+            staging.save(step, size=16)
+            partial = partial_path(shelf.folder, step, "nonce")
+            (staging.folder / checkpoint_name(step)).rename(partial)
+            partial.rename(shelf.folder / checkpoint_name(step))
+            write_atomically(shelf.folder / "latest", checkpoint_name(step))
+            if step % 500 == 0:
+                write_atomically(shelf.folder / "latest", checkpoint_name(step - 100))
+                shelf.discard(step)
+        ended.set()
+
+    def look() -> None:
+        while not ended.is_set():
+            try:
+                found = find_resumable(shelf.folder, "sizes", True, lambda line: None)
+            except ValueError as error:
+                faults.append(str(error))
+            else:
+                if found is None or found < 900:
+                    faults.append(f"a restart would take {found}")
+
+    threads = [threading.Thread(target=work) for work in (train, look)]
+    for thread in threads:
+        thread.start()
+    rounds = 0
+    while not ended.is_set() or rounds < 3:
+        shelf.pruner().run()
+        rounds += 1
+    for thread in threads:
+        thread.join()
+    shelf.pruner().run()
+    assert not faults
+    shelf.assert_whole()
+    assert shelf.steps() == [2800, 2900] and sum(".discarded" in name for name in shelf.names()) == 4

@@ -1,0 +1,136 @@
+"""Checkpoints that a person wants kept, whatever the policy says: who, when and why.
+
+    state/checkpoints/VARIANT/pins.json    state/checkpoints/VARIANT/pins.d/NNNNNNNN.json    (see `tr11ops.versioned`)
+
+A damaged list is unknown, not empty: an older version is never read in its stead, because it may lack a pin.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.versioned import VersionedFile
+
+SCHEMA = 1
+VERSIONS_KEPT = 20
+PATIENCE_SECONDS = 20.0
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One step that is kept. `time`: when it was pinned, seconds since the epoch."""
+
+    step: int
+    who: str
+    time: float
+    why: str
+
+
+def state_folder(directory: RunDirectory) -> Path:
+    """Where what tr11 knows of a variant's checkpoints lies, besides the checkpoints."""
+    return directory.paths.state / "checkpoints" / directory.paths.variant
+
+
+def read_pins(directory: RunDirectory) -> tuple[Pin, ...]:
+    """All pins by step. Raises OSError, or ValueError when the list is damaged or of a newer tr11."""
+    return _read(_versions(directory))[1]
+
+
+def pin(directory: RunDirectory, step: int, who: str, why: str, when: float) -> bool:
+    """Pin a step, or give its pin another reason; False when it says the same already. Raises as `read_pins`."""
+    made = Pin(step, who, when, " ".join(why.split())[:LONGEST_REASON])
+
+    def change(pins: tuple[Pin, ...]) -> tuple[Pin, ...] | None:
+        old = next((entry for entry in pins if entry.step == step), None)
+        if old is not None and old.why == made.why:
+            return None
+        return (*(entry for entry in pins if entry.step != step), made)
+
+    return _commit(directory, change)
+
+
+def unpin(directory: RunDirectory, step: int) -> bool:
+    """Take a pin away; False when the step was not pinned. Raises as `read_pins`."""
+
+    def change(pins: tuple[Pin, ...]) -> tuple[Pin, ...] | None:
+        left = tuple(entry for entry in pins if entry.step != step)
+        return None if len(left) == len(pins) else left
+
+    return _commit(directory, change)
+
+
+# ----------------------------------------------------------------------------- how
+def _versions(directory: RunDirectory) -> VersionedFile:
+    return VersionedFile(state_folder(directory) / "pins.json", VERSIONS_KEPT)
+
+
+def _commit(directory: RunDirectory, change: Callable[[tuple[Pin, ...]], tuple[Pin, ...] | None]) -> bool:
+    """Put what `change` makes of the newest list in place; it may run several times, and None leaves all as it is."""
+    versions = _versions(directory)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        number, pins = _read(versions)
+        changed = change(pins)
+        if changed is None:
+            return False
+        make_shared(versions.folder)
+        if versions.put(number + 1, _text(number + 1, changed)):
+            with suppress(OSError, ValueError):  # the copy is for people; the versions are what counts
+                versions.publish(lambda: _newest(versions))
+            versions.tidy()
+            return True
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{versions.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
+        time.sleep(0.005 + secrets.randbelow(20) / 1000)
+
+
+def _newest(versions: VersionedFile) -> tuple[int, str]:
+    number, pins = _read(versions)
+    return number, _text(number, pins)
+
+
+def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:
+    while True:
+        numbers = versions.numbers()
+        if not numbers:
+            if not versions.copy.exists():
+                return 0, ()
+            if not versions.numbers():  # else the first was made between the two looks
+                raise ValueError(f"{versions.copy} is there, the versions in {versions.folder} are not: restore them")
+            continue
+        path = versions.file(numbers[-1])
+        try:
+            return numbers[-1], _parse(path, path.read_bytes())
+        except FileNotFoundError:
+            if versions.numbers()[-1:] == numbers[-1:]:  # else newer ones came, and this one was tidied away
+                raise
+
+
+def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
+    try:
+        value = json.loads(content)
+        if int(value["schema"]) > SCHEMA:
+            raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
+        return tuple(_pin(entry) for entry in value["pins"])
+    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a list of pins ({type(error).__name__}): restore it") from None
+
+
+def _pin(entry: dict[str, Any]) -> Pin:
+    when = float(entry["time"])
+    return Pin(int(entry["step"]), str(entry["who"]), when if math.isfinite(when) else 0.0, str(entry["why"]))
+
+
+def _text(number: int, pins: Iterable[Pin]) -> str:
+    listed = [asdict(entry) for entry in sorted(pins, key=lambda entry: entry.step)]
+    return json.dumps({"schema": SCHEMA, "version": number, "pins": listed}, indent=1) + "\n"

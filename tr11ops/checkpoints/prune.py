@@ -1,0 +1,279 @@
+"""Removing what the policy does not keep. Recorded first, hidden by one rename, looked at once more, then unlinked.
+
+    global_stepN  --rename-->  .global_stepN.pruning-X  --look again-->  .global_stepN.pruned-X  --unlink-->  gone
+                                        |  in use, pinned, changed, or unknown
+                                        +--rename back
+
+A kill at any point leaves the folder whole under its name, whole and hidden (the next prune puts it back and decides
+anew), or doomed (the next prune removes the rest). Two prunes: one has the claim; where a clock broke that, every
+rename succeeds for one of them alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tr11ops.backup.records import identity_of
+from tr11ops.checkpoints.asides import look_at, names_of
+from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.pins import state_folder
+from tr11ops.checkpoints.removal import Stopped, doom, hide, put_back, remove, settle
+from tr11ops.checkpoints.retention import Decision, RetentionPolicy, decide, decide_asides
+from tr11ops.checkpoints.scan import CheckpointRow
+from tr11ops.checkpoints.use import Clocks, read_clocks
+from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.journal import Journal
+from tr11ops.reserve import keep_reserve, spend_reserve
+from tr11ops.rundir import RunDirectory
+from trainer.contract import MANIFEST_FILE, checkpoint_name
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+CLAIM = "prune"
+CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
+BEGUN, REMOVED, LEFT, FAILED = "checkpoints-prune", "checkpoint-removed", "checkpoint-kept", "checkpoint-not-removed"
+
+
+class PruneBusy(Exception):
+    """Another prune of this run is at it. One line."""
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What would be removed and what is kept, each with why. `leftovers` are folders that an earlier prune began."""
+
+    catalogue: Catalogue
+    decisions: tuple[Decision, ...]
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def victims(self) -> tuple[Decision, ...]:
+        return tuple(decision for decision in self.decisions if decision.goes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(decision.bytes for decision in self.victims)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one folder. `text`: why it was kept, or what would not go."""
+
+    name: str
+    step: int
+    bytes: int
+    result: Literal["removed", "kept", "failed"]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """All that was done. `finished`: what earlier prunes had begun; `ended_early`: why not all was done, else ""."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    finished: tuple[str, ...] = ()
+    ended_early: str = ""
+
+    @property
+    def freed(self) -> int:
+        """Bytes of the checkpoints that are gone."""
+        return sum(outcome.bytes for outcome in self.outcomes if outcome.result == "removed")
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.ended_early) or any(outcome.result == "failed" for outcome in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """One prune of one run. `load`: the card's checkpoint.load; `who` and `why` go into the journal.
+
+    `look_at_clocks` is replaced by tests alone.
+    """
+
+    directory: RunDirectory
+    policy: RetentionPolicy
+    who: str
+    why: str = ""
+    load: str | None = None
+    set_aside: bool = False
+    progress: Callable[[int], None] = lambda count: None
+    tell: Callable[[Outcome], None] = lambda outcome: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    look_at_clocks: Callable[[Path], Clocks] = read_clocks
+
+    @classmethod
+    def of(cls, card: RunCard, who: str, why: str = "", keep_latest: int | None = None, **rest: Any) -> Pruner:
+        """A prune by the card's policy; `keep_latest` overrides its number, `rest` are fields of this class."""
+        directory = RunDirectory(card.paths, card.kill_switch)
+        policy = RetentionPolicy.of(card, keep_latest)
+        return cls(directory, policy, who, why, card.checkpoint.load, **rest)
+
+    @property
+    def folder(self) -> Path:
+        return self.directory.paths.checkpoints
+
+    # ------------------------------------------------------------------ what would be done
+    def plan(self) -> PrunePlan:
+        """Look and decide; changes nothing but a file that asks the file server what time it is.
+
+        Where the file server's clock cannot be asked, nothing is old: that is enough for a preview. Raises OSError
+        when the checkpoints cannot be listed.
+        """
+        try:
+            return self._plan(self._clocks() if self.folder.is_dir() else Clocks(time.time()))
+        except OSError:
+            return self._plan(Clocks(time.time()))
+
+    def _clocks(self) -> Clocks:
+        return self.look_at_clocks(state_folder(self.directory))
+
+    def _plan(self, clocks: Clocks) -> PrunePlan:
+        catalogue = read_catalogue(self.directory, clocks, self.load)
+        asides = decide_asides(catalogue, self.policy, self.set_aside)
+        return PrunePlan(catalogue, (*decide(catalogue, self.policy, clocks), *asides), tuple(self._leftovers()))
+
+    def _leftovers(self) -> list[str]:
+        return [*names_of(self.folder, "hidden by a prune"), *names_of(self.folder, "being removed")]
+
+    # ------------------------------------------------------------------ doing it
+    def run(self, agreed: Collection[tuple[str, str]] | None = None) -> PruneResult:
+        """Remove what may go; of the (name, identity) pairs in `agreed` alone, where a person has seen them.
+
+        Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was removed then. On a
+        full disk the run's reserve is given up for them, and set aside anew when there is room again.
+        """
+        try:
+            result = self._claim_and_run(agreed)
+        except OSError as error:
+            if not spend_reserve(self.directory, error):
+                raise
+            result = self._claim_and_run(agreed)
+        keep_reserve(self.directory)
+        return result
+
+    def _claim_and_run(self, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
+        claims = ClaimFolder(self.directory, CLAIM)
+        before = claims.newest()
+        if before is not None and before.is_living(time.time()):
+            raise PruneBusy(f"a prune is running already: {before}")
+        mine = claims.take(Claim.of_this_process(time.time(), CLAIM_SECONDS), before)
+        if mine is None:
+            raise PruneBusy("another prune has just been started")
+        try:
+            return self._run(claims, mine, agreed)
+        finally:
+            with suppress(OSError):  # then it is over when this process is
+                claims.write(replace(mine, held=False))
+
+    def _run(self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
+        for name in names_of(self.folder, "hidden by a prune"):  # decided on anew, below
+            settle(self.folder, name)
+        plan = self._plan(self._clocks())
+        victims = [victim for victim in plan.victims if agreed is None or (victim.name, victim.identity) in agreed]
+        doomed = names_of(self.folder, "being removed")
+        if not victims and not doomed:
+            return PruneResult()
+        self._begin(victims, doomed)
+        outcomes: list[Outcome] = []
+        finished: list[str] = []
+        try:
+            for name in doomed:
+                faults = remove(self.folder / name, self.progress, self.stop)
+                if faults:
+                    self._add(outcomes, Outcome(name, 0, 0, "failed", "; ".join(faults)))
+                else:
+                    finished.append(name)
+            for victim in victims:
+                if self.stop.is_set():
+                    raise Stopped
+                claims.write(replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name}))
+                self._add(outcomes, self._take_away(victim, plan.catalogue.checkpoints))
+        except Stopped:
+            return PruneResult(tuple(outcomes), tuple(finished), "it was stopped; the next prune goes on")
+        except OSError as error:  # of the claim or the journal: what cannot be recorded is not done
+            why = f"{error.filename or self.directory.journal}: {error.strerror or error}"
+            return PruneResult(
+                tuple(outcomes), tuple(finished), f"nothing more is removed that cannot be recorded: {why}"
+            )
+        return PruneResult(tuple(outcomes), tuple(finished))
+
+    def _add(self, outcomes: list[Outcome], outcome: Outcome) -> None:
+        """Tell and record what became of one. Raises OSError when it cannot be recorded."""
+        outcomes.append(outcome)
+        self.tell(outcome)
+        kind = {"removed": REMOVED, "kept": LEFT, "failed": FAILED}[outcome.result]
+        self._record(kind, f"{outcome.name}: {outcome.text}", vars(outcome))
+
+    def _begin(self, victims: Iterable[Decision], doomed: list[str]) -> None:
+        listed = [
+            {"name": victim.name, "identity": victim.identity, "bytes": victim.bytes, "why": victim.why}
+            for victim in victims
+        ]
+        names = ", ".join(str(entry["name"]) for entry in listed[:5]) + (" ..." if len(listed) > 5 else "")
+        text = f"{len(listed)} to remove: {names}" if listed else "an earlier prune is finished"
+        self._record(BEGUN, f"{self.why}; {text}" if self.why else text, {"victims": listed, "unfinished": doomed})
+
+    def _record(self, kind: str, why: str, data: Mapping[str, object]) -> None:
+        Journal(self.directory.journal).write(kind, why, data, self.who)
+
+    # ------------------------------------------------------------------ one checkpoint
+    def _take_away(self, victim: Decision, rows: Iterable[CheckpointRow]) -> Outcome:
+        made = partial(Outcome, victim.name, victim.step, victim.bytes)
+        try:
+            why = self._why_not(victim, rows, victim.name)
+            if why:
+                return made("kept", why)
+            hidden = hide(self.folder, victim.name)
+            try:
+                why = self._why_not(victim, rows, hidden)
+            except BaseException:
+                put_back(self.folder, hidden)
+                raise
+            if why:
+                is_back = put_back(self.folder, hidden)
+                return made("kept", why if is_back else f"{why}; its name was taken meanwhile, so it is now {hidden}")
+            doomed = doom(self.folder, hidden)
+            faults = remove(self.folder / doomed, self.progress, self.stop)
+        except FileNotFoundError:
+            return made("kept", "it has got another name meanwhile, or somebody else removes it")
+        except OSError as error:
+            return made("failed", f"{error.filename or self.folder / victim.name}: {error.strerror or error}")
+        if faults:
+            return made("failed", f"what is left of it is in {doomed}: {'; '.join(faults)}")
+        return made("removed", victim.why)
+
+    def _why_not(self, victim: Decision, rows: Iterable[CheckpointRow], name: str) -> str:
+        """Why a victim must stay after all, by what is known now and by what lies under `name`; "" when it may go.
+
+        Pins, copies, use and `latest` are read anew; the others that count for it must still be there.
+        """
+        place = self.folder / name
+        clocks = self._clocks()
+        there = [row for row in rows if row.step == victim.step or _is_there(row)]
+        catalogue = read_catalogue(self.directory, clocks, self.load, there)
+        if victim.name == checkpoint_name(victim.step):
+            decisions = decide(catalogue, self.policy, clocks)
+            identity = identity_of(place)
+        else:
+            aside = look_at(place, victim.name, "discarded", victim.step)
+            catalogue = replace(catalogue, aside=() if aside is None else (aside,))
+            decisions = decide_asides(catalogue, self.policy, self.set_aside)
+            identity = "" if aside is None else aside.identity
+        if identity != victim.identity or place.is_symlink():
+            return "it has changed since it was looked at"
+        found = next((entry for entry in decisions if entry.name == victim.name), None)
+        return "it is not known any more" if found is None else "" if found.goes else found.why
+
+
+def _is_there(row: CheckpointRow) -> bool:
+    place = Path(row.path)
+    return (place / MANIFEST_FILE).exists() if row.manifest == "read" else place.is_dir()

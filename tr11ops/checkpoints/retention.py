@@ -1,0 +1,268 @@
+"""Which checkpoints stay and which may go, and why. Pure: no clock, no file; times and what was seen are arguments.
+
+A checkpoint goes only when nothing speaks for it. A reason to stay follows from the steps that are there and from the
+records of its own copies, never from the reasons of another: so a copy that is lost keeps more, and lets nothing go.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tr11ops.backup.records import CopyRecord
+from tr11ops.backup.schedule import CopyPolicy, Wanted, wanted_copies
+from tr11ops.checkpoints.asides import SetAside
+from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
+from tr11ops.checkpoints.use import Clocks
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+LEAST_KEPT = 2  # the last complete ones, whatever the policy says
+INCOMPLETE_SECONDS = 86400.0  # a save without a manifest that was not written to for so long is given up
+KIND_WORDS: Mapping[str, str] = {"full": "whole", "weights": "weights", "spike": "spike weights"}
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key."""
+
+    keep_latest: int
+    milestone_percent: float
+    last_step: int
+    copies: CopyPolicy
+    addresses: Mapping[str, str]
+
+    @classmethod
+    def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:
+        """The card's policy; `keep_latest` overrides its number."""
+        from tr11ops.backup.archives import archive_address
+
+        section = card.backup
+        archives = (("store", section.store), ("url", section.url))
+        return cls(
+            keep_latest=section.keep_latest if keep_latest is None else keep_latest,
+            milestone_percent=section.milestone_percent,
+            last_step=card.total_iterations,
+            copies=CopyPolicy.of(section),
+            addresses={key: archive_address(address) for key, address in archives if address is not None},
+        )
+
+    def share(self, step: int) -> int:
+        """Which milestone of the training a step has reached: 0 before the first."""
+        if not self.milestone_percent or self.last_step <= 0:
+            return 0
+        reached = min(100.0, 100 * step / self.last_step)
+        return math.floor(reached / self.milestone_percent)
+
+    def has(self, copy: CopyRecord) -> bool:
+        """Whether a copy counts: read back whole, undamaged since, and in the archive that the card means."""
+        is_there = self.addresses.get(copy.archive) == copy.address
+        return is_there and copy.is_sound and copy.verified > 0 and copy.files > 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one folder. `rule`: one word or two, for counting; `why`: the whole reason."""
+
+    name: str
+    step: int
+    bytes: int
+    identity: str
+    goes: bool
+    rule: str
+    why: str
+
+
+def decide(catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks) -> tuple[Decision, ...]:
+    """One decision for each checkpoint, by step."""
+    state = _State.of(catalogue, policy)
+    found = []
+    for entry in catalogue.checkpoints:
+        rule, why = _reason(entry, state, clocks)
+        name = entry.path.rpartition("/")[2]
+        found.append(Decision(name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why))
+    return tuple(sorted(found, key=lambda decision: decision.step))
+
+
+def decide_asides(catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool) -> tuple[Decision, ...]:
+    """One decision for each checkpoint that a roll-back set aside; `is_asked`: a person wants them removed."""
+    found = []
+    for aside in catalogue.aside:
+        if aside.kind == "discarded":
+            rule, why = _aside_reason(aside, catalogue, policy, is_asked)
+            goes = rule == "goes"
+            found.append(Decision(aside.name, aside.step, aside.bytes, aside.identity, goes, rule, why))
+    return tuple(found)
+
+
+def counts(decisions: Iterable[Decision]) -> tuple[tuple[str, int], ...]:
+    """How many stay by which rule, the commonest first."""
+    counted = Counter(decision.rule for decision in decisions if not decision.goes)
+    return tuple(sorted(counted.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+# ----------------------------------------------------------------------------- how
+@dataclass(frozen=True)
+class _State:
+    """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`: step to share."""
+
+    catalogue: Catalogue
+    policy: RetentionPolicy
+    sound: Sequence[int]
+    wanted: Mapping[int, Sequence[Wanted]]
+    milestones: Mapping[int, int]
+
+    @classmethod
+    def of(cls, catalogue: Catalogue, policy: RetentionPolicy) -> _State:
+        sound = sorted(entry.step for entry in catalogue.checkpoints if entry.is_sound)
+        counting = [copy for copy in catalogue.copies if policy.has(copy)]
+        return cls(catalogue, policy, sound, _wanted(catalogue, policy, sound, counting),
+                   _milestones(catalogue, policy, sound, counting))  # fmt: skip
+
+    def newer(self, step: int) -> int:
+        """How many sound checkpoints are newer."""
+        return len(self.sound) - bisect_right(self.sound, step)
+
+
+def _wanted(
+    catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
+) -> dict[int, list[Wanted]]:
+    """The copies that the schedule wants, by step; of what is damaged too, in case it is the only one there is."""
+    copied = [copy.step for copy in counting]
+    found: dict[int, list[Wanted]] = {}
+    everything = [entry.step for entry in catalogue.checkpoints]
+    for steps in ([*sound, *copied], [*everything, *copied]):
+        for entry in wanted_copies(policy.copies, steps, policy.last_step):
+            if entry not in found.setdefault(entry.step, []):
+                found[entry.step].append(entry)
+    return found
+
+
+def _milestones(
+    catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
+) -> dict[int, int]:
+    """The first sound checkpoint of each share of the training of which no whole copy is on record.
+
+    Where none is sound, the first that has a manifest: nothing better is left of that part.
+    """
+    here = {entry.step: entry.identity for entry in catalogue.checkpoints}
+    usable = frozenset(catalogue.uses.recovery.usable(copy.step for copy in counting))
+    safe = {
+        policy.share(copy.step)
+        for copy in counting
+        if copy.kind == "full" and copy.step in usable and here.get(copy.step, copy.identity) == copy.identity
+    }
+    others = sorted(
+        entry.step for entry in catalogue.checkpoints if entry.manifest == "read" and not entry.is_discarded
+    )
+    first: dict[int, int] = {}
+    for step in (*sound, *others):
+        first.setdefault(policy.share(step), step)
+    return {step: share for share, step in first.items() if share and share not in safe}
+
+
+def _reason(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
+    """The rule that decides, and why in words."""
+    certain = _needed(entry, state) or _unclear(entry)
+    if certain is not None:
+        return certain
+    return _incomplete(entry, state, clocks) if entry.manifest == "none" else _by_policy(entry, state)
+
+
+def _by_policy(entry: Checkpoint, state: _State) -> tuple[str, str]:
+    newer, keep = state.newer(entry.step), state.policy.keep_latest
+    if newer < LEAST_KEPT:
+        return "last two", "the last two complete ones are always kept"
+    if newer < keep:
+        return "newest", f"one of the newest {keep}"
+    lacking = [lack for want in state.wanted.get(entry.step, ()) if (lack := _lack(entry, want, state)) is not None]
+    if lacking:
+        return "not backed up", lacking[0]
+    if entry.step in state.milestones:
+        reached = state.milestones[entry.step] * state.policy.milestone_percent
+        return "milestone", f"first at {reached:g} % of the training, and no verified whole copy"
+    return "goes", _farewell(entry, state)
+
+
+def _needed(entry: Checkpoint, state: _State) -> tuple[str, str] | None:
+    """Whether somebody needs it, or may."""
+    if state.catalogue.doubts:
+        return "unknown", f"nothing may go while this is not known: {state.catalogue.doubts[0]}"
+    if entry.used_by:
+        return "in use", "; ".join(entry.used_by)
+    if entry.pin is not None:
+        return "pinned", f"pinned by {entry.pin.who}" + (f": {entry.pin.why}" if entry.pin.why else "")
+    if state.catalogue.uses.loading:
+        return "in use", f"{state.catalogue.uses.loading} is loading a checkpoint, and which one is not known"
+    return None
+
+
+def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
+    """Whether what it is cannot be told well enough to remove it."""
+    if entry.is_link:
+        return "unclear", "it is a link: remove it by hand"
+    if entry.is_discarded:
+        return "unclear", "a roll-back discarded it: the next start sets it aside"
+    if entry.manifest == "unreadable" or not entry.identity or entry.changed is None:
+        return "unclear", entry.faults[0] if entry.faults else "not all of it can be seen"
+    if entry.manifest == "foreign":
+        return "unclear", entry.faults[0] if entry.faults else "no manifest says whether it is whole: remove it by hand"
+    return None
+
+
+def _incomplete(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
+    if not state.newer(entry.step):
+        return "incomplete", "not complete, and no complete one is newer: it may be in the making"
+    if clocks.server is None or entry.changed is None:
+        return "incomplete", "not complete, and when it was last written is not known"
+    # A clock that jumps makes nothing old: both must say so, and what lies in the future has no age.
+    if min(clocks.ages(entry.changed)) < INCOMPLETE_SECONDS:
+        return "incomplete", "not complete, but written to within the last day"
+    return "goes", "its save did not end, and nobody has written to it for a day"
+
+
+def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
+    """Why a wanted copy does not count yet; None when it does."""
+    kinds = {want.kind, "full"} if (want.kind, want.archive) == ("weights", "url") else {want.kind}
+    made = [copy for copy in entry.copies if copy.archive == want.archive and copy.kind in kinds]
+    if any(state.policy.has(copy) for copy in made):
+        return None
+    what = f"{KIND_WORDS[want.kind]} copy in the {want.archive} ({want.why})"
+    if any(not copy.is_sound for copy in made):
+        return f"the {what} is damaged"
+    if made:
+        return f"no {what}: what there is lies in another archive, or was not verified"
+    alike = [copy for copy in state.catalogue.copies if (copy.step, copy.archive) == (entry.step, want.archive)]
+    elsewhere = any(copy.kind in kinds for copy in alike)
+    return f"no {what}: what there is was made of another checkpoint of this step" if elsewhere else f"no {what}"
+
+
+def _farewell(entry: Checkpoint, state: _State) -> str:
+    copies = sorted({f"{copy.archive} ({KIND_WORDS[copy.kind]})" for copy in entry.copies if state.policy.has(copy)})
+    where = f"copied to {', '.join(copies)}" if copies else "no copy of it is wanted"
+    damage = "not whole; " if not entry.is_sound else ""
+    return f"{damage}older than the newest {state.policy.keep_latest}; {where}"
+
+
+def _aside_reason(aside: SetAside, catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool) -> tuple[str, str]:
+    pin = next((entry for entry in catalogue.pins if entry.step == aside.step), None)
+    spikes = [entry for entry in wanted_copies(policy.copies, [aside.step], policy.last_step) if entry.kind == "spike"]
+    copied = any(policy.has(copy) and copy.step == aside.step and copy.kind == "spike" for copy in catalogue.copies)
+    reasons = (
+        (bool(catalogue.doubts), "unknown", f"nothing may go while this is not known: {''.join(catalogue.doubts[:1])}"),
+        (pin is not None, "pinned", f"pinned by {pin.who}" if pin else ""),
+        (aside.is_link or aside.changed is None, "unclear", "it is a link, or not all of it can be seen"),
+        (bool(catalogue.uses.loading), "in use", f"{catalogue.uses.loading} is loading a checkpoint"),
+        (aside.step in catalogue.uses.by_step, "in use", "; ".join(catalogue.uses.by_step.get(aside.step, ()))),
+        (bool(spikes) and not copied, "not backed up", "no spike weights copy to the url (spike_steps) yet"),
+        (not is_asked, "set aside", "a roll-back set it aside; --set-aside removes it"),
+    )
+    for applies, rule, why in reasons:
+        if applies:
+            return rule, why
+    return "goes", "set aside by a roll-back, and --set-aside asks for it"

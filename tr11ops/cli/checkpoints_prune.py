@@ -1,0 +1,157 @@
+"""`tr11 checkpoints prune`: removes what the card's policy does not keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, YesOption, agree, read_card, say
+
+if TYPE_CHECKING:
+    from tr11ops.checkpoints.prune import Outcome, PrunePlan, Pruner, PruneResult
+
+SCHEMA = 1
+
+
+def prune(
+    *,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", min=2, metavar="N", help="Newest that stay; else the card's backup.keep_latest."),
+    ] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--set-aside", help="Also what roll-backs set aside (global_stepN.discarded).")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Show each one that is kept, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    yes: YesOption = False,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Remove checkpoints that the card's backup section does not keep, after showing each and why.
+
+    Never the last two complete, nor one that is pinned, in use, or lacks a copy that the card wants and that was read
+    back. A removal that was cut off is finished by the next prune. Exit code 1: something would not go.
+
+    Example: tr11 checkpoints prune --dry-run --all
+
+    Example: tr11 checkpoints prune --keep 5 --yes --reason "SCRATCH is full"
+    """
+    from tr11ops.checkpoints.prune import Pruner
+    from tr11ops.journal import user_name
+
+    card = read_card(run, overrides)
+    pruner = Pruner.of(card, user_name(), reason, keep, set_aside=set_aside)
+    try:
+        plan = pruner.plan()
+    except OSError as error:
+        why = error.strerror or error
+        raise Refusal(f"{pruner.folder} cannot be read: {why}; nothing was removed", 3) from None
+    if not as_json:
+        _show(plan, everything)
+    doubted = bool(plan.catalogue.doubts)
+    if dry_run or not (plan.victims or plan.leftovers):
+        if as_json:
+            print(dumps(_plan_document(plan, everything)))
+        for doubt in plan.catalogue.doubts:
+            say(f"tr11: nothing may be removed while this is not known: {doubt}")
+        raise typer.Exit(3 if doubted else 0)
+    agree(_question(plan), yes)
+    result = _remove(pruner, plan, as_json)
+    if as_json:
+        print(dumps(_result_document(plan, result, everything)))
+    else:
+        _conclude(result)
+    raise typer.Exit(1 if result.failed else 3 if doubted else 0)
+
+
+def _show(plan: PrunePlan, everything: bool) -> None:
+    from tr11ops.report.checkpoints import decisions_summary, decisions_table
+
+    shown = plan.decisions if everything else plan.victims
+    if shown:
+        print(decisions_table(shown))
+    print(decisions_summary(plan.decisions))
+    if plan.leftovers:
+        print(f"an earlier prune did not end: {', '.join(plan.leftovers)}")
+
+
+def _question(plan: PrunePlan) -> str:
+    from tr11ops.units import size
+
+    if not plan.victims:
+        return "Finish what the earlier prune began?"
+    count = len(plan.victims)
+    return f"Remove {count} checkpoint{'s' if count > 1 else ''} ({size(plan.bytes)}) for good?"
+
+
+def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
+    from dataclasses import replace
+
+    from tr11ops.checkpoints.prune import PruneBusy
+    from tr11ops.cli.progress import ByteProgress
+
+    agreed = {(victim.name, victim.identity) for victim in plan.victims}
+    with ByteProgress("removing", plan.bytes, is_quiet=quiet) as progress:
+
+        def tell(outcome: Outcome) -> None:
+            if not quiet or outcome.result == "failed":
+                progress.say(_line(outcome))
+
+        try:
+            return replace(pruner, progress=progress.advance, tell=tell).run(agreed)
+        except KeyboardInterrupt:
+            raise Refusal("interrupted; what was begun is finished by the next prune") from None
+        except PruneBusy as error:
+            raise Refusal(f"nothing was removed: {error}") from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise Refusal(
+                f"nothing was removed, because it cannot be recorded: {where}{error.strerror or error}"
+            ) from None
+
+
+def _line(outcome: Outcome) -> str:
+    words = {"removed": "removed", "kept": "kept after all", "failed": "NOT REMOVED"}
+    return f"{outcome.name}: {words[outcome.result]}" + (f": {outcome.text}" if outcome.result != "removed" else "")
+
+
+def _conclude(result: PruneResult) -> None:
+    from tr11ops.units import size
+
+    removed = sum(outcome.result == "removed" for outcome in result.outcomes)
+    print(f"{removed} removed, {size(result.freed)} freed")
+    if result.finished:
+        print(f"finished what an earlier prune began: {', '.join(result.finished)}")
+    if result.ended_early:
+        say(f"tr11: {result.ended_early}")
+
+
+def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
+    from tr11ops.checkpoints.retention import counts
+
+    shown = plan.decisions if everything else plan.victims
+    return {
+        "schema": SCHEMA,
+        "victims": [asdict(decision) for decision in plan.victims],
+        "bytes": plan.bytes,
+        "kept": dict(counts(plan.decisions)),
+        "decisions": [asdict(decision) for decision in shown],
+        "unfinished": list(plan.leftovers),
+        "doubts": list(plan.catalogue.doubts),
+    }
+
+
+def _result_document(plan: PrunePlan, result: PruneResult, everything: bool) -> dict[str, Any]:
+    return {
+        **_plan_document(plan, everything),
+        "outcomes": [asdict(outcome) for outcome in result.outcomes],
+        "freed": result.freed,
+        "finished": list(result.finished),
+        "ended_early": result.ended_early,
+    }
