@@ -16,13 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.agent.records import AttemptVerdict
+from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.cluster import jobcomp
 from tr11ops.cluster.base import Job
 from tr11ops.crontab import state as periodic
 from tr11ops.evidence import cause, observed, tail_lines
 from tr11ops.exclusions import AUTOMATIC_OWNER
 from tr11ops.filesystems.history import Usage, read_usage
-from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, Hold, LeastUsed, OperationFacts, ShutFolder
+from tr11ops.operation import (
+    ClockReading,
+    Copied,
+    CopyStatus,
+    FilesystemRule,
+    Hold,
+    LeastUsed,
+    OperationFacts,
+    ShutFolder,
+)
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Observed, Unknown, known
 from tr11ops.units import bytes_of
@@ -35,6 +45,7 @@ RANKS_PER_HOST = 2  # whose heartbeats tell a host's clock; one alone may have b
 FILES_PER_FOLDER = 64  # of a checkpoint, enough to tell when it was last used
 LARGEST_NUMBER = 1e18
 LONGEST_TEXT = 300
+MOST_DAMAGED = 100  # lines that are read of a backup's status
 COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
 
 
@@ -71,6 +82,8 @@ def operation_facts(card: RunCard) -> OperationFacts:
         purge_days=watch.scratch_purge_days,
         used_files=tuple(_used_files(card)) if watch.scratch_purge_days is not None else (),
         archive_interval=min(filter(None, intervals), default=None),
+        copies=CopyPolicy.of(backup) if backup.store or backup.url else None,
+        copy_seconds=3600.0 * backup.interval_hours,
         sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
         filesystems=tuple(
             FilesystemRule(
@@ -182,9 +195,31 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
             time=_number(path, value["time"]),
             step=None if step is None else int(_number(path, step)),
             message=_line(value.get("message")),
+            copied=_copied(path, value.get("copied")),
+            damaged=tuple(_line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]),
         )
 
     return observed(read)
+
+
+def _copied(path: Path, value: Any) -> tuple[Copied, ...] | None:
+    """All sound copies: {archive: {kind: [step, ...]}}; None where an older tr11 wrote the file."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(kinds, dict) for kinds in value.values()):
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where copies belong")
+    return tuple(
+        Copied(_line(archive), _line(kind), int(_number(path, step)))
+        for archive, kinds in value.items()
+        for kind, steps in kinds.items()
+        for step in _list(path, steps)
+    )
+
+
+def _list(path: Path, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where a list belongs")
+    return value
 
 
 def read_holds(path: Path) -> tuple[Observed[tuple[Hold, ...]], float | None]:

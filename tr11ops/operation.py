@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.backup.schedule import CopyPolicy
+
 
 @dataclass(frozen=True)
 class FilesystemRule:
@@ -27,7 +29,8 @@ class OperationFacts:
     """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
 
     `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
-    between two checkpoints that must be copied away; `sync_seconds` the time between two copies of the logs.
+    between two checkpoints that must be copied away, by the key of the card that asks for most; `copies` says which
+    are, and `copy_seconds` is the time between two rounds. `sync_seconds`: between two copies of the logs.
     """
 
     partition: str = ""
@@ -39,18 +42,35 @@ class OperationFacts:
     purge_days: float | None = None
     used_files: tuple[Path, ...] = ()  # datasets and tokenizer, which a purge would take as well
     archive_interval: int | None = None
+    copies: CopyPolicy | None = None
+    copy_seconds: float = 86_400.0
     sync_seconds: float | None = None
     filesystems: tuple[FilesystemRule, ...] = ()
     periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
 
 
 @dataclass(frozen=True)
+class Copied:
+    """One sound copy of a checkpoint that is on record: which archive of the card has it, whole or its weights."""
+
+    archive: str
+    kind: str
+    step: int
+
+
+@dataclass(frozen=True)
 class CopyStatus:
-    """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified."""
+    """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified.
+
+    A backup also says all its sound copies (None: by an older tr11, which did not say), and in one line for each copy
+    that was found damaged: where, which step, how many files, and which other copy there is.
+    """
 
     time: float
     step: int | None = None
     message: str = ""
+    copied: tuple[Copied, ...] | None = None
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tr11ops.cluster.base import JobState
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.crontab import state as periodic
 from tr11ops.evidence import read_attempts
-from tr11ops.operation import CopyStatus, Hold, OperationFacts
+from tr11ops.operation import Copied, CopyStatus, Hold, OperationFacts
 from tr11ops.runcard import load_card, shipped_folder
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Unknown
@@ -155,6 +155,24 @@ def test_copies_as_the_contract_writes_them(directory: RunDirectory) -> None:
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
     assert seen.backup == CopyStatus(NOW, 31000, "")
     assert seen.sync == CopyStatus(NOW, None, "3 files")
+
+
+def test_a_backup_says_all_its_copies_and_what_is_damaged(directory: RunDirectory) -> None:
+    status = {"schema": 1, "time": NOW, "step": 3000, "message": "", "damaged": ["store: step 9\n[31m (full): a"]}
+    write_json(directory.paths.state / "backup/status.json", {**status, "copied": {"url": {"weights": [3000, 6000]}}})
+    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup
+    copied = (Copied("url", "weights", 3000), Copied("url", "weights", 6000))
+    assert seen == CopyStatus(NOW, 3000, "", copied, ("store: step 9 [31m (full): a",))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"copied": []}, {"copied": {"url": [1]}}, {"copied": {"url": {"full": ["x"]}}}, {"damaged": {}}]
+)
+def test_copies_that_cannot_be_understood_are_unknown(directory: RunDirectory, odd: dict[str, Any]) -> None:
+    write_json(
+        directory.paths.state / "backup/status.json", {"schema": 1, "time": NOW, "step": 1, "message": "", **odd}
+    )
+    assert isinstance(reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup, Unknown)
 
 
 def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from tests.hub_server.server import HubServer
 from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.registry import DETECTORS
 from tr11ops.detect.runbooks import page_of
@@ -22,7 +23,16 @@ from tr11ops.holds import hold
 from tr11ops.rundir import new_tag
 from tr11ops.twin.faults import inject
 from tr11ops.twin.twin import Twin
-from trainer.contract import EndMarker, checkpoint_name, read_json, read_latest, write_json
+from trainer.contract import (
+    EndMarker,
+    FileEntry,
+    Manifest,
+    checkpoint_name,
+    file_digest,
+    read_json,
+    read_latest,
+    write_json,
+)
 
 DAY = 86400.0
 
@@ -255,25 +265,52 @@ def checkpoint_overdue(scene: Scene) -> None:
 @scenario("backup-overdue")
 def backup_overdue(scene: Scene) -> None:
     step = saved_now(scene)
-    scene.write_card("backup.store=archive", f"backup.store_interval={step}")
+    archive = archived(scene, step)
     for path in scene.directory.submissions.glob("*/submission.json"):
         write_json(path, {**(read_json(path) or {}), "time": time.time() - 30 * DAY})
     manifest = scene.paths.checkpoint(step) / "manifest.json"
     write_json(manifest, {**(read_json(manifest) or {}), "created": time.time() - 3 * DAY})
+    scene.treat("backup-overdue")
+    assert (archive / "checkpoints" / "main" / checkpoint_name(step) / "manifest.json").exists()
+
+
+@scenario("copy-damaged")
+def copy_damaged(scene: Scene) -> None:
+    """One bit of one file in the archive is another one."""
+    step = saved_now(scene)
+    archive = archived(scene, step)
+    scene.shell(f"tr11 backup run {step} --to store")
+    files = (archive / "checkpoints" / "main" / checkpoint_name(step) / "weights").iterdir()
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    scene.shell(f"tr11 backup verify {step}", (1,))
+    scene.treat("copy-damaged")
+    assert largest.read_bytes() == content
+
+
+def archived(scene: Scene, step: int) -> Path:
+    """The card copies this step away from now on; returns the folder."""
     archive = scene.folder / "archive"
-    scene.treat("backup-overdue", RUN=str(scene.paths.root), VARIANT="main", STORE=str(archive), STEP=str(step))
-    assert (archive / checkpoint_name(step) / "manifest.json").exists()
+    archive.mkdir(exist_ok=True)
+    scene.write_card(f"backup.store={archive}", f"backup.store_interval={step}", "backup.milestone_percent=0")
+    return archive
 
 
-@scenario("sync-overdue", card=("hub.repository=lab/small-logs",))
+@scenario("sync-overdue")
 def sync_overdue(scene: Scene) -> None:
+    """The periodic job does not run; the hub is well."""
     scene.train()
     for path in scene.directory.submissions.glob("*/submission.json"):
         write_json(path, {**(read_json(path) or {}), "time": time.time() - 2 * DAY})
-    scene.program("hf", 'echo "$@" > sent')
-    scene.treat("sync-overdue", REPOSITORY="lab/small-logs", RUN=str(scene.paths.root), NAME=scene.paths.name)
-    sent = (scene.folder / "sent").read_text().split()
-    assert sent[:3] == ["upload", "lab/small-logs", str(scene.paths.published)] and Path(sent[2]).is_dir()
+    with HubServer() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
+        scene.write_card("hub.repository=bot/small-logs", f"hub.endpoint={hub.url}")
+        scene.treat("sync-overdue")
+        sent = hub.files("bot/small-logs")
+    assert (
+        scene.paths.main_log.read_bytes().startswith(sent["logs/main/main_log.txt"])
+        and b"iteration" in sent["logs/main/main_log.txt"]
+    )
 
 
 @scenario("purge-near", card=("watch.scratch_purge_days=2",))
@@ -297,8 +334,14 @@ def saved_now(scene: Scene) -> int:
 @scenario("filesystem-full", "filesystem-filling")
 def filesystem_full(scene: Scene) -> None:
     """Two quotas on the run's directory, and an old checkpoint that takes most of both."""
-    shutil.copytree(scene.paths.checkpoint(saved_now(scene)), scene.paths.checkpoint(1))
-    (scene.paths.checkpoint(1) / "large").write_bytes(os.urandom(19_000_000))
+    newest = [saved_now(scene), saved_now(scene)][-1]
+    old = scene.paths.checkpoint(1)
+    shutil.copytree(scene.paths.checkpoint(newest), old)
+    (old / "large").write_bytes(os.urandom(19_000_000))
+    whole = Manifest.read(old)
+    assert whole is not None
+    large = FileEntry("large", 19_000_000, file_digest(old / "large"))
+    replace(whole, step=1, files=(*whole.files, large)).write(old)
     scene.write_card(tables=watched("SCRATCH", scene.paths.root, 20) + watched("WORK", scene.paths.root, 40))
     now, path = time.time(), scene.paths.state / "filesystems" / "usage.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +349,8 @@ def filesystem_full(scene: Scene) -> None:
     samples = [{**same, "time": now - 6 * 3600 * back, "bytes_used": 19e6 - 0.4e6 * back} for back in range(12, 0, -1)]
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     scene.shell("tr11 fs-watchdog", (1,))
-    scene.treat("filesystem-full", "filesystem-filling", RUN=str(scene.paths.root), VARIANT="main", STEP="1")
+    scene.treat("filesystem-full", "filesystem-filling")
+    assert not old.exists()
 
 
 def watched(name: str, path: Path, megabytes: int) -> str:

@@ -6,6 +6,7 @@ before it is whole. Every method may raise the three errors below, and nothing e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +30,20 @@ class ArchiveRefused(ArchiveError):
 
 class ArchiveFull(ArchiveError):
     """No room or no quota is left."""
+
+
+_UNFINISHED = re.compile(r"\..+\.(part|partial-[0-9a-f]*)")
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file or folder of this name is one that is being written or put together."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
+def hidden_name(location: str, identity: str) -> str:
+    """Where a copy is put together before it gets its name `location`, in an archive that renames."""
+    folder, _, name = location.rpartition("/")
+    return f"{folder}/.{name}.partial-{identity[:12]}" if folder else f".{name}.partial-{identity[:12]}"
 
 
 @dataclass(frozen=True)
@@ -59,12 +74,16 @@ class Archive(Protocol):
 
     name: str  # "store" or "url": the card's key
     address: str  # as it is shown; holds no credentials
+    renames: bool  # `move` is one step and sends no byte: what is not whole yet can lie under a hidden name
 
     def look(self, path: str) -> FarFile | None:
         """The file's facts; None when there is no such file."""
 
     def list(self, folder: str) -> Iterator[FarFile]:
-        """All whole files below a folder, at any depth, in no order."""
+        """All whole files below a folder, at any depth, in no order; none when there is no such folder.
+
+        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is such a name.
+        """
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
         """Begin a file of `size` bytes, or go on with it where one of the same identity was left unfinished."""
@@ -76,7 +95,10 @@ class Archive(Protocol):
         """Write a small file, whole or not at all; an older one is replaced."""
 
     def move(self, path: str, to: str) -> None:
-        """Give a folder (all files below it) another name; where that takes copying, the old ones go last."""
+        """Give a file, or a folder with all files below it, another name; nothing may be there yet.
+
+        Where that takes copying, the old ones go last. Raises ArchiveRefused when `path` is not there or `to` is.
+        """
 
     def free_bytes(self) -> int | None:
         """What may still be written; None when the far side does not say."""

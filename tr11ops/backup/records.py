@@ -128,10 +128,19 @@ def read_copies(directory: RunDirectory) -> tuple[CopyRecord, ...]:
     folder = directory.paths.state / "backup" / "copies"
     found = []
     for path in sorted(folder.glob("*/*.json")):
-        value = read_json(path)
-        if value is not None:
-            found.append(_parse(path, value))
+        copy = read_copy(path)
+        if copy is not None:
+            found.append(copy)
     return tuple(sorted(found, key=lambda copy: (copy.step, copy.kind, copy.archive)))
+
+
+def read_copy(path: Path) -> CopyRecord | None:
+    """One record; None when it is not there. Raises OSError, ValueError."""
+    try:
+        value = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a record of a copy: {error}") from None
+    return None if value is None else _parse(path, value)
 
 
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from tr11ops.crontab.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
 from tr11ops.runcard import CardError, RunCard
+from tr11ops.slurm_syntax import parse_time_limit
 from trainer.config import Problem, nearest
 
 ChainName: TypeAlias = Literal["hourly", "daily"]
@@ -49,15 +50,34 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
                 "sends the day's summary", unwanted="" if card.alerts.digest_time else 'alerts.digest_time = ""',
             ),
             PeriodicJob(
+                "sync", ("sync", "--once"), Every(card.hub.interval_minutes * 60), 7200, "mirrors logs to the hub",
+                answers=FINE_OR_PERSON | {3},  # it has an alarm of its own for a hub that does not answer for long
+                unwanted="" if card.hub.repository else "no hub.repository",
+            ),
+            PeriodicJob(
                 "filesystems", ("fs-watchdog",), _each(card, card.cron.filesystem_hours), 7200,
                 "how full the disks are", unwanted="" if card.filesystems else "no [[filesystems]]",
                 chain="daily" if card.cron.filesystem_hours >= 24 else "hourly",
             ),
+            _backup(card),
         )  # fmt: skip
     except ValueError as error:
         problem = Problem("alerts.time_zone", card.alerts.time_zone, "is unknown here", str(error))
         raise CardError("run card", [problem]) from None
     return tuple(_unless_skipped(job, card.cron.skip) for job in jobs)
+
+
+def _backup(card: RunCard) -> PeriodicJob:
+    """A round of copies: queued as a job of its own where [backup] says on which partition, else made on the spot."""
+    backup = card.backup
+    as_job = backup.partition is not None
+    return PeriodicJob(
+        "backup", ("backup", "run", "--submit") if as_job else ("backup", "run"), _each(card, backup.interval_hours),
+        600 if as_job else parse_time_limit(backup.time_limit), "copies checkpoints away",
+        answers=frozenset({0}),  # what it could not copy, or found damaged, must be heard of
+        chain="daily" if backup.interval_hours >= 24 else "hourly",
+        unwanted="" if backup.store or backup.url else "neither backup.store nor backup.url",
+    )  # fmt: skip
 
 
 def wanted(jobs: Iterable[PeriodicJob]) -> tuple[PeriodicJob, ...]:

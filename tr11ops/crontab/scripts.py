@@ -11,6 +11,7 @@ from tr11ops.cluster.base import BatchRequest
 from tr11ops.crontab.runner import child_environment, tr11_command
 from tr11ops.launch.render import batch_options, script_engine
 from tr11ops.runcard import RunCard
+from tr11ops.runcard_checks import is_secret
 from tr11ops.shipped import read_shipped
 
 ROUND = ("cron", "scheduler", "round.sh.j2")
@@ -42,7 +43,7 @@ class Typed:
         return tr11_command(words, self.card_path, self.overrides)
 
     def needed_environment(self) -> dict[str, str]:
-        """The variables that the card names and that a job needs, with their values of now."""
+        """The variables that the card names and that a job needs, with their values of now; never a secret's."""
         try:
             text = self.card_path.read_text(encoding="utf-8", errors="replace")
         except OSError:  # a link of a chain, whose card is gone: Slurm hands its own variables on
@@ -50,7 +51,8 @@ class Typed:
         text = "\n".join([text, *self.overrides])
         named = {first or second for first, second in _VARIABLE.findall(text)}
         base = child_environment(self.environment)
-        return {name: base[name] for name in sorted({*_KEPT, *named}) if base.get(name)}
+        kept = {name: base[name] for name in sorted({*_KEPT, *named}) if base.get(name)}
+        return {name: value for name, value in kept.items() if not is_secret(name, value)}
 
 
 def round_script(typed: Typed) -> str:
@@ -63,6 +65,12 @@ def link_script(typed: Typed, chain: str, request: BatchRequest, command: Sequen
     """One link of a chain. It may be queued again by Slurm itself, when its node dies before it could do anything."""
     options = [option for option in batch_options(request) if option != "--no-requeue"]
     return _rendered(LINK, typed, command, chain=chain, options=[*options, "--requeue"])
+
+
+def script_of(template: tuple[str, ...], typed: Typed, request: BatchRequest, command: Sequence[str]) -> str:
+    """The batch script of a job that may be queued again by Slurm itself. Raises ValueError for what none can hold."""
+    options = [option for option in batch_options(request) if option != "--no-requeue"]
+    return _rendered(template, typed, command, options=[*options, "--requeue"])
 
 
 def _rendered(template: tuple[str, ...], typed: Typed, command: Sequence[str], **more: object) -> str:

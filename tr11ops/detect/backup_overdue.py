@@ -4,58 +4,91 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.backup.schedule import ArchiveName, Wanted, wanted_copies
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.operation import CopyStatus
 from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.units import duration
 
 NAME = "backup-overdue"
 NEEDS = ("backup", "checkpoints", "submissions", "steps")
 
-GRACE_SECONDS = 1.5 * signs.DAY  # the copies are made once a day, and terabytes take hours
+GRACE_ROUNDS = 1.5  # terabytes take hours, and one round may come late
 CRITICAL_SECONDS = 7 * signs.DAY
+NAMED = 5  # missing copies that the evidence lists
+_ARCHIVES: tuple[ArchiveName, ...] = ("store", "url")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING 36 hours after a step that the card wants copied, CRITICAL after a week. Silent where it wants none.
+    """One finding for each archive that lags: WARNING after one round and a half, CRITICAL after a week.
 
-    The clock begins when the first step that has no copy was reached, but not before the first submission. A copy of
-    which the step is not known counts for every step that was reached before it.
+    The clock begins when the first step that has no copy there was reached, but not before the first submission. A
+    copy of which the step is not known counts for every step that was reached before it.
     """
-    interval, backup = snapshot.run.operation.archive_interval, snapshot.backup
-    if interval is None or isinstance(backup, Unknown):
+    backup = snapshot.backup
+    if isinstance(backup, Unknown) or isinstance(snapshot.submissions, Unknown) or isinstance(snapshot.steps, Unknown):
         return
-    if isinstance(snapshot.submissions, Unknown) or isinstance(snapshot.steps, Unknown):
-        return
-    due = due_step(snapshot, interval)
-    copied = 0 if backup is None or backup.step is None else backup.step
-    if due is None or copied >= due:
-        return
-    missing = due if backup is not None and backup.step is None else copied - copied % interval + interval
-    reached, began = reached_at(snapshot, missing), signs.first_submission(snapshot)
-    if backup is not None and backup.step is None and (reached is None or backup.time >= reached):
-        return
-    since = max((moment for moment in (began, reached) if moment is not None), default=None)
-    late = 0.0 if since is None else snapshot.time - since
-    if late <= GRACE_SECONDS:
-        return
-    last = "none was ever copied" if backup is None else f"the last copy is {duration(snapshot.time - backup.time)} old"
-    step = "" if backup is None or backup.step is None else f", of step {backup.step}"
-    evidence = (f"{last}{step}", *((backup.message,) if backup is not None and backup.message else ()))
-    yield Finding(
-        NAME,
-        Severity.CRITICAL if late > CRITICAL_SECONDS else Severity.WARNING,
-        f"step {due} is not copied away; copies are due for {duration(late)}",
-        evidence=evidence,
-        fix=signs.command(snapshot, "checkpoints list"),
-    )
+    missing = missing_copies(snapshot, backup)
+    for archive in _ARCHIVES:
+        lacking = [wanted for wanted in missing if wanted.archive == archive]
+        late = max((late_by(snapshot, wanted.step) for wanted in lacking), default=0.0)
+        if late > grace(snapshot):
+            yield Finding(
+                NAME,
+                Severity.CRITICAL if late > max(CRITICAL_SECONDS, 2 * grace(snapshot)) else Severity.WARNING,
+                f"step {lacking[-1].step} is not copied to the {archive}; copies are due for {duration(late)}",
+                subject=archive,
+                evidence=tuple(_evidence(snapshot, backup, lacking)),
+                fix=signs.command(snapshot, "backup run"),
+            )
 
 
-def due_step(snapshot: Snapshot, interval: int) -> int | None:
-    """The newest step with a checkpoint that must be copied; None where there is none, or it is not known."""
-    if isinstance(snapshot.checkpoints, Unknown):
-        return None
-    return max((step for step in snapshot.checkpoints.steps if step and step % interval == 0), default=None)
+def _evidence(snapshot: Snapshot, backup: CopyStatus | None, lacking: list[Wanted]) -> Iterator[str]:
+    if backup is None:
+        yield "none was ever copied"
+    else:
+        step = "" if backup.step is None else f", of step {backup.step}"
+        yield f"the last copy is {duration(snapshot.time - backup.time)} old{step}"
+        if backup.message:
+            yield backup.message
+    more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+    yield "missing: " + ", ".join(f"{wanted.step} ({wanted.kind})" for wanted in lacking[:NAMED]) + more
+
+
+def grace(snapshot: Snapshot) -> float:
+    """How long a copy may be due before anybody hears of it, in seconds."""
+    return max(signs.DAY, snapshot.run.operation.copy_seconds) * GRACE_ROUNDS
+
+
+def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[Wanted, ...]:
+    """Copies that the card wants of checkpoints that are here, and that are not on record, by step."""
+    policy = snapshot.run.operation.copies
+    if policy is None or isinstance(snapshot.checkpoints, Unknown):
+        return ()
+    copied = () if backup is None or backup.copied is None else backup.copied
+    there = {(copy.archive, copy.kind, copy.step) for copy in copied}
+    here = set(snapshot.checkpoints.steps)
+    last = signs.total_iterations(snapshot) or max(here, default=0)
+    wanted = wanted_copies(policy, sorted(here | {copy.step for copy in copied}), last)
+    return tuple(copy for copy in wanted if copy.step in here and not _is_copied(snapshot, copy, backup, there))
+
+
+def _is_copied(snapshot: Snapshot, wanted: Wanted, backup: CopyStatus | None, there: set[tuple[str, str, int]]) -> bool:
+    if backup is None:
+        return False
+    if backup.copied is not None:  # a whole copy holds all that another would
+        return any((wanted.archive, kind, wanted.step) in there for kind in {wanted.kind, "full"})
+    if backup.step is not None:
+        return wanted.step <= backup.step
+    reached = reached_at(snapshot, wanted.step)
+    return reached is None or backup.time >= reached
+
+
+def late_by(snapshot: Snapshot, step: int) -> float:
+    """For how long a step's copy is due, in seconds; 0.0 where it is not known when the step was reached."""
+    since = [moment for moment in (signs.first_submission(snapshot), reached_at(snapshot, step)) if moment is not None]
+    return max(0.0, snapshot.time - max(since)) if since else 0.0
 
 
 def reached_at(snapshot: Snapshot, step: int) -> float | None:

@@ -24,7 +24,7 @@ TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 RECENT_STEPS = 100
 SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
-COMMAND_GROUPS = frozenset({"alerts", "checkpoints", "cron", "nodes"})  # of two words each
+COMMAND_GROUPS = frozenset({"alerts", "backup", "checkpoints", "cron", "nodes"})  # of two words each
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
 # Reasons for which a pending job waits for a person, not for nodes. Prefixes, as versions of Slurm add words.

@@ -102,24 +102,38 @@ def test_other_files_in_the_folder_are_no_jobs(directory: RunDirectory) -> None:
 # ----------------------------------------------------------------------------- the table
 def test_the_table_follows_the_card(tmp_path: Path) -> None:
     jobs = {job.name: job for job in table(card(tmp_path))}
-    assert list(jobs) == ["pulse", "nodes-check", "digest", "filesystems"]
+    assert list(jobs) == ["pulse", "nodes-check", "digest", "sync", "filesystems", "backup"]
     assert jobs["pulse"].schedule == Every(3600) and jobs["nodes-check"].schedule == Every(21_600)
     assert jobs["digest"].schedule == Daily("08:00", "UTC")
     assert jobs["filesystems"].unwanted == "no [[filesystems]]"
+    assert jobs["sync"].unwanted == "no hub.repository"
+    assert jobs["backup"].unwanted == "neither backup.store nor backup.url"
     changed = {
         job.name: job
         for job in table(
             card(
                 tmp_path, "alerts.interval_minutes=10", "alerts.digest_time=", "alerts.time_zone=Europe/Paris",
                 "cron.daily_time=05:15", 'cron.skip=["nodes-check", "backupp"]',
+                "hub.repository=lab/logs", "hub.interval_minutes=30",
                 more='\n[[filesystems]]\nname = "S"\nsource = "df"\npath = "."\n',
             )
         )
     }  # fmt: skip
     assert changed["pulse"].schedule == Every(600)
+    assert changed["sync"].schedule == Every(1800)
     assert changed["digest"].unwanted and changed["nodes-check"].unwanted == "cron.skip"
     assert changed["filesystems"].schedule == Daily("05:15", "Europe/Paris") and changed["filesystems"].chain == "daily"
-    assert [job.name for job in wanted(tuple(changed.values()))] == ["pulse", "filesystems"]
+    assert [job.name for job in wanted(tuple(changed.values()))] == ["pulse", "sync", "filesystems"]
+
+
+def test_copies_are_made_on_the_spot_or_as_a_job_of_their_own(tmp_path: Path) -> None:
+    by_hand = find_job(table(card(tmp_path, "backup.store=archive", "backup.time_limit=03:00:00")), "backup")
+    assert (by_hand.words, by_hand.timeout_seconds, by_hand.chain) == (("backup", "run"), 10_800, "daily")
+    assert by_hand.schedule == Daily("04:00", "UTC") and not by_hand.unwanted and by_hand.answers == {0}
+    as_job = find_job(table(card(tmp_path, "backup.url=gs://b/c", "backup.partition=archive")), "backup")
+    assert as_job.words == ("backup", "run", "--submit")
+    often = find_job(table(card(tmp_path, "backup.store=archive", "backup.interval_hours=6")), "backup")
+    assert (often.schedule, often.chain) == (Every(21_600), "hourly")
 
 
 def test_every_job_is_a_command_that_there_is() -> None:

@@ -16,11 +16,13 @@ from tests.tr11ops.status_cases import (
     snapshot,
     with_facts,
 )
+from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.cluster.base import Node
 from tr11ops.crontab import state as periodic
 from tr11ops.detect import (
     backup_overdue,
     clock_skew,
+    copy_damaged,
     cron_dead,
     exclusion_cap,
     exclusion_due,
@@ -32,9 +34,9 @@ from tr11ops.detect import (
     sync_overdue,
 )
 from tr11ops.filesystems.history import Usage
-from tr11ops.operation import ClockReading, CopyStatus, FilesystemRule, LeastUsed, OperationFacts
+from tr11ops.operation import ClockReading, Copied, CopyStatus, FilesystemRule, LeastUsed, OperationFacts
 from tr11ops.rundir import Submission
-from tr11ops.snapshot import Exclusion, Snapshot, Unknown
+from tr11ops.snapshot import Checkpoint, Exclusion, Snapshot, Unknown
 
 UNKNOWN = Unknown("the disk is away")
 TERA = 2.0**40
@@ -44,6 +46,7 @@ FACTS = OperationFacts(
     allocated_nodes=48,
     purge_days=30.0,
     archive_interval=1000,
+    copies=CopyPolicy(True, False, 1000, milestone_percent=0),
     sync_seconds=HOUR,
     filesystems=(RULE,),
 )
@@ -51,6 +54,7 @@ SUBMITTED = Submission("t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "ma
 OPERATION = (
     queued_too_long,
     backup_overdue,
+    copy_damaged,
     sync_overdue,
     filesystem_full,
     filesystem_filling,
@@ -132,3 +136,19 @@ def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
 
 def facts(**changes: Any) -> OperationFacts:
     return dataclasses.replace(FACTS, **changes)
+
+
+def backed_up(store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any) -> Snapshot:
+    """Both archives want multiples of a thousand whole; of 30,000 and 31,000, trained two days ago, they have these."""
+    copies = (
+        *(Copied("store", "full", step) for step in store),
+        *(Copied("url", "full", step) for step in url),
+        *(Copied("url", "weights", step) for step in weights),
+    )
+    examined = tuple(Checkpoint(step, True, NOW - 2 * DAY, 1, "sizes") for step in (30_000, 31_000))
+    wanted = CopyPolicy(True, True, 1000, 10_000, weights_interval=0, milestone_percent=0)
+    return operated(
+        facts=facts(copies=wanted, **changes),
+        backup=CopyStatus(NOW - HOUR, 31_000, copied=copies),
+        checkpoints=checkpoints(steps=(30_000, 31_000), examined=examined),
+    )

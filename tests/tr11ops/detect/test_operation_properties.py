@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.detect.operation_cases import (
@@ -31,6 +31,7 @@ from tests.tr11ops.status_cases import (
     snapshot,
     steps,
 )
+from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.crontab import state as periodic
 from tr11ops.detect import (
     backup_overdue,
@@ -62,21 +63,22 @@ def test_a_job_within_its_grace_is_never_overdue_and_beyond_it_always_is(
     assert cron_dead.is_overdue(beyond, NOW)
 
 
+@settings(deadline=None)
 @given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
 def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
     """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
     long_ago = dataclasses.replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
     seen = operated(
-        facts=facts(archive_interval=interval),
+        facts=facts(copies=CopyPolicy(True, False, interval, milestone_percent=0)),
         steps=steps(last=latest, age=0.0),
         submissions=(long_ago,),
         backup=CopyStatus(NOW - DAY, copied),
-        checkpoints=checkpoints(steps=(due,), latest=due, examined=()),
+        checkpoints=checkpoints(steps=tuple(range(0, latest + 1, interval)), latest=due, examined=()),
     )
     first_missing = copied - copied % interval + interval
     late = (latest - first_missing) * 105.0
-    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.GRACE_SECONDS)
+    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.grace(seen))
 
 
 EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"})

@@ -1,0 +1,175 @@
+"""A backup with verification: tr11 against `rclone copy` + `rclone check --download`, and `cp -r` + `sha256sum`.
+
+    python benchmarks/backup.py [--gigabytes 2] [--files 64] [--small 2000] [--repeat 3] [--folder DIR] [--json]
+
+A checkpoint of large files, with many small ones beside, is copied to another folder of the same file system. Every
+tool copies all of it and then reads every byte of the copy to compare it; the orders alternate, and before each turn
+the file system's cache of the source is dropped. tr11 also flushes the copy to the disk and reads it back from there;
+the others read back what is still in memory, unless they are told to flush and drop it first (the rows "from disk").
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tr11ops.backup.copying import copy_checkpoint
+from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.transfer import Transfer
+from trainer.contract import FileEntry, Manifest, file_digest
+
+BUDGET = 0.9  # of rclone's speed
+STEP = 1000
+PARALLEL = 8
+
+Tool = Callable[[Path, Path], None]
+
+
+def make_source(folder: Path, gigabytes: float, files: int, small: int) -> int:
+    """A checkpoint of random bytes below `folder`; returns its bytes."""
+    place = folder / f"global_step{STEP}"
+    chance, entries = random.Random(0), []
+    sizes = {f"weights/__{number}_0.distcp": int(gigabytes * 1e9 / files) for number in range(files)}
+    sizes |= {f"optimizer/{number:05d}.pt": chance.randrange(200, 20_000) for number in range(small)}
+    block = os.urandom(8 << 20)
+    for path, size in sizes.items():
+        target = place / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as stream:
+            for begin in range(0, size, len(block)):
+                shift = chance.randrange(len(block))
+                stream.write((block[shift:] + block[:shift])[: size - begin])
+        entries.append(FileEntry(path, size, file_digest(target)))
+    Manifest(
+        step=STEP, consumed_samples=0, consumed_tokens=0, files=tuple(entries), topology={}, model={}, run_card_hash="",
+        created=time.time(),
+    ).write(place)  # fmt: skip
+    return sum(sizes.values())
+
+
+def forget(folder: Path) -> None:
+    """Flush a folder to the disk and drop the system's cache of it, so that it is read from the disk next."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+# ----------------------------------------------------------------------------- the tools
+def tr11(source: Path, target: Path, format: str = "files") -> None:
+    _run([sys.executable, __file__, "--one", format, str(source), str(target)])
+
+
+def tr11_tar(source: Path, target: Path) -> None:
+    tr11(source, target, "tar")
+
+
+def rclone(source: Path, target: Path, is_from_disk: bool = False) -> None:
+    speed = ["--transfers", str(PARALLEL), "--checkers", str(PARALLEL), "--config", "/dev/null", "-q"]
+    _run(["rclone", "copy", *speed, str(source), str(target)])
+    if is_from_disk:
+        forget(target)
+    _run(["rclone", "check", "--download", *speed, str(source), str(target)])
+
+
+def rclone_from_disk(source: Path, target: Path) -> None:
+    rclone(source, target, is_from_disk=True)
+
+
+def cp(source: Path, target: Path, is_from_disk: bool = False) -> None:
+    _run(["cp", "-r", str(source), str(target)])
+    if is_from_disk:
+        forget(target)
+    sums = "cd '{}' && find . -type f -print0 | sort -z | xargs -0 -n 16 -P 2 sha256sum | sort"
+    one, two = (_run(["sh", "-c", sums.format(folder)]) for folder in (source, target / source.name))
+    assert one == two
+
+
+def cp_from_disk(source: Path, target: Path) -> None:
+    cp(source, target, is_from_disk=True)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"backup: {command[0]}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def copy_once(format: str, source: Path, target: Path) -> None:
+    """What the child process does: one copy, as `tr11 backup run` makes it."""
+    archive = FolderArchive(target, "store", "benchmark")
+    transfer = Transfer(parallel=PARALLEL)
+    copy_checkpoint(
+        archive, source, STEP, "full", run="benchmark", variant="main", transfer=transfer,
+        format="tar" if format == "tar" else "files",
+    )  # fmt: skip
+
+
+def measure(source: Path, folder: Path, tools: dict[str, Tool], repeat: int) -> dict[str, list[float]]:
+    """Wall seconds of each tool in each round; every round begins with another tool."""
+    seconds: dict[str, list[float]] = {name: [] for name in tools}
+    order = list(tools)
+    for number in range(repeat):
+        for name in [*order[number % len(order) :], *order[: number % len(order)]]:
+            target = folder / "copy"
+            target.mkdir()
+            forget(source)
+            begin = time.perf_counter()
+            tools[name](source, target)
+            seconds[name].append(time.perf_counter() - begin)
+            shutil.rmtree(target)
+            os.sync()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="of all large files together")
+    parser.add_argument("--files", type=int, default=64, help="large ones")
+    parser.add_argument("--small", type=int, default=2000, help="files of 0.2 to 20 kB")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where; default: a temporary folder")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SOURCE", "TARGET"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        copy_once(arguments.one[0], Path(arguments.one[1]), Path(arguments.one[2]))
+        return
+    tools: dict[str, Tool] = {"tr11": tr11, "tr11, one tar": tr11_tar}
+    if shutil.which("rclone"):
+        tools |= {"rclone": rclone, "rclone, from disk": rclone_from_disk}
+    tools |= {"cp + sha256sum": cp, "cp + sha256sum, from disk": cp_from_disk}
+    with tempfile.TemporaryDirectory(prefix="tr11-backup-", dir=arguments.folder) as name:
+        folder = Path(name)
+        size = make_source(folder, arguments.gigabytes, arguments.files, arguments.small)
+        seconds = measure(folder / f"global_step{STEP}", folder, tools, arguments.repeat)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {name: value / medians["tr11"] for name, value in medians.items()}
+    within = ratios.get("rclone", BUDGET) >= BUDGET
+    if arguments.json:
+        print(json.dumps({"schema": 1, "bytes": size, "seconds": seconds, "ratios": ratios, "within_budget": within}))
+        return
+    print(f"{size / 1e9:.2f} GB in {arguments.files} large and {arguments.small} small files, to a folder")
+    for name, value in medians.items():
+        print(
+            f"  {name:<26} median {value:6.2f} s, best {min(seconds[name]):6.2f} s, {size / value / 1e6:5.0f} MB/s, "
+            f"tr11 is {ratios[name]:.2f}x as fast"
+        )
+    print(f"  budget: at least {BUDGET:g}x rclone: {'kept' if within else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,499 @@
+"""A copy is what was read back: whole, weights alone, after any fault of the source, the far side, or the person."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tr11ops.backup.copy_cases import (
+    SIZES,
+    VARIANT,
+    OddArchive,
+    contents,
+    copy,
+    make_archive,
+    make_checkpoint,
+    quick,
+)
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.backup.copying import find_copy, work_bytes
+from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.receipts import list_receipts, read_receipt
+from tr11ops.backup.retrying import Retrying
+from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged
+from trainer.contract import Manifest, manifest_faults
+
+FORMATS = ("files", "tar")
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+ERRORS = {"away": ArchiveAway, "full": ArchiveFull, "refused": ArchiveRefused}
+LOCATION = "checkpoints/main/global_step100"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "run" / "checkpoints" / VARIANT)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> FolderArchive:
+    return make_archive(tmp_path / "store")
+
+
+def far(archive: FolderArchive) -> Path:
+    return Path(archive.address)
+
+
+def nothing_published(archive: FolderArchive) -> bool:
+    """No copy, no part of one, under a name that anybody looks at."""
+    return [file.path for file in archive.list("")] in ([], ["tr11-archive.json"])
+
+
+def test_whole(checkpoint: Path, archive: FolderArchive) -> None:
+    counted: list[int] = []
+    receipt = copy(archive, checkpoint, quick(on_bytes=counted.append))
+    assert contents(far(archive) / LOCATION) == contents(checkpoint)
+    assert receipt == read_receipt(archive, LOCATION)
+    assert list_receipts(archive, VARIANT) == (receipt,)
+    assert receipt.bytes == sum(SIZES.values()) + (checkpoint / "manifest.json").stat().st_size
+    assert {file.path: file.digest for file in receipt.files} == {
+        path: hashlib.sha256(content).hexdigest() for path, content in contents(checkpoint).items()
+    }
+    assert sum(counted) == work_bytes(checkpoint, 100, "full") == 2 * receipt.bytes
+    assert (far(archive) / LOCATION / "weights").stat().st_mode & 0o2070 == 0o2070
+    assert (far(archive) / LOCATION / "cursor.json").stat().st_mode & 0o060 == 0o060
+
+
+def test_weights_alone_have_a_manifest_of_their_own(checkpoint: Path, archive: FolderArchive) -> None:
+    receipt = copy(archive, checkpoint, kind="weights")
+    place = far(archive) / "checkpoints-weights" / VARIANT / "global_step100"
+    manifest = Manifest.read(place)
+    assert manifest is not None
+    assert {entry.path for entry in manifest.files} == {"weights/__0_0.distcp", "weights/.metadata", "cursor.json"}
+    assert manifest_faults(place, manifest, read_digests=True) == []
+    assert {file.path for file in receipt.files} == {entry.path for entry in manifest.files} | {"manifest.json"}
+    assert receipt.identity == hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_the_original_layout_loses_its_optimizer_by_prefix(
+    tmp_path: Path, archive: FolderArchive, has_manifest: bool
+) -> None:
+    names = ("layer_01-model_00-model_states.pt", "mp_rank_00_model_states.pt", "notes-bf16.txt")
+    optimizer = ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",)
+    folder = make_checkpoint(tmp_path / VARIANT, sizes=dict.fromkeys((*names, *optimizer), 100))
+    if not has_manifest:
+        (folder / "manifest.json").unlink()
+    receipt = copy(archive, folder, kind="spike")
+    there = contents(far(archive) / "checkpoints-spikes-weights" / VARIANT / "global_step100")
+    assert set(there) == {*names, *(["manifest.json"] if has_manifest else [])}
+    assert all(file.digest == hashlib.sha256(there[file.path]).hexdigest() for file in receipt.files)
+    assert copy(archive, folder, kind="spike") == receipt
+    whole = copy(archive, folder, kind="full")
+    assert {file.path for file in whole.files} == set(contents(folder))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_is_not_made_again(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+    first = copy(archive, checkpoint, format=format)
+    watched = OddArchive(archive)
+    assert copy(watched, checkpoint, format=format) == first
+    assert {what for what, _ in watched.calls} == {"look", "read", "piece"}
+    assert all(path.endswith(".copy.json") for _, path in watched.calls)
+    assert find_copy(archive, checkpoint, 100, "full", VARIANT) == first
+    assert find_copy(archive, checkpoint, 100, "weights", VARIANT) is None
+    other = "tar" if format == "files" else "files"
+    assert copy(archive, checkpoint, format=other) == first
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_step_that_was_trained_anew_lies_beside(tmp_path: Path, archive: FolderArchive, format: str) -> None:
+    first = copy(archive, make_checkpoint(tmp_path / "one"), format=format)
+    before = contents(far(archive))
+    anew = make_checkpoint(tmp_path / "two", seed=1)
+    second = copy(archive, anew, format=format)
+    assert second.location.removesuffix(".tar") == f"{LOCATION}.{second.identity[:8]}"
+    after = contents(far(archive))
+    assert all(after[path] == content for path, content in before.items())
+    assert copy(archive, anew, format=format) == second
+    assert list_receipts(archive, VARIANT) == tuple(sorted((first, second), key=lambda receipt: receipt.location))
+
+
+# ----------------------------------------------------------------------------- the far side
+@pytest.mark.parametrize("renames", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("what", ["look", "upload", "write", "finish", "read", "piece", "move", "put"])
+def test_a_far_side_that_fails_now_and_then(
+    checkpoint: Path, archive: FolderArchive, what: str, format: str, renames: bool
+) -> None:
+    counts: dict[str, int] = {}
+
+    def fail(called: str, path: str, position: int) -> None:
+        if called == what:
+            counts[path] = counts.get(path, 0) + 1
+            if counts[path] % 3 == 1:
+                raise ArchiveAway("no route")
+
+    said: list[str] = []
+    counted: list[int] = []
+    odd = OddArchive(archive, fail, renames=renames)
+    receipt = copy(odd, checkpoint, quick(say=said.append, on_bytes=counted.append), format=format)
+    assert receipt == read_receipt(archive, receipt.location)
+    assert sum(counted) == work_bytes(checkpoint, 100, "full", receipt.format)
+    assert (said and all(line.startswith("no route; trying again in") for line in said)) or what == "move"
+    if format == "files":
+        assert contents(far(archive) / LOCATION) == contents(checkpoint)
+
+
+def test_a_far_side_that_stays_away(checkpoint: Path, archive: FolderArchive) -> None:
+    waits: list[str] = []
+
+    def fail(called: str, path: str, position: int) -> None:
+        if called == "write" and path.endswith("__1_0.distcp") and position >= 32_768:
+            raise ArchiveAway("no route", wait=0.0)
+
+    transfer = quick(say=waits.append, retrying=Retrying(tries=3, first_seconds=0.0), parallel=1)
+    with pytest.raises(ArchiveAway):
+        copy(OddArchive(archive, fail), checkpoint, transfer)
+    assert len(waits) == 2 and nothing_published(archive)
+    watched = OddArchive(archive)
+    copy(watched, checkpoint)
+    written = [path for what, path in watched.calls if what == "write" and path.endswith("__1_0.distcp")]
+    assert len(written) == 2, "the first two pieces of four were there already"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_bit_that_flips_at_the_far_side_is_sent_again(
+    checkpoint: Path, archive: FolderArchive, format: str, renames: bool
+) -> None:
+    flipped: list[str] = []
+
+    def flip(what: str, path: str, position: int) -> None:
+        name = "global_step100.tar" if format == "tar" else "__1_0.distcp"
+        if what == "read" and name in path and not flipped and not path.endswith(".json"):
+            flipped.append(path)
+            place = far(archive) / path
+            content = bytearray(place.read_bytes())
+            content[len(content) // 2] ^= 4
+            place.write_bytes(content)
+
+    said: list[str] = []
+    receipt = copy(OddArchive(archive, flip, renames=renames), checkpoint, quick(say=said.append), format=format)
+    assert flipped and len(said) == 1 and "did not come back as it was sent" in said[0]
+    sound = OddArchive(archive)
+    assert copy(sound, checkpoint, repair=True).identity == receipt.identity
+    assert not any(what == "upload" and not path.endswith(".copy.json") for what, path in sound.calls)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("spoil", [lambda c: b"\0" * len(c), lambda c: c[:-1], lambda c: c + b"x"], ids=["0", "-", "+"])
+def test_a_far_side_that_always_spoils(
+    checkpoint: Path, archive: FolderArchive, format: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    odd = OddArchive(archive, spoil=lambda path, content: content if path.endswith(".json") else spoil(content))
+    with pytest.raises(CopyDiffers, match="although it was sent 3 times; nothing was published"):
+        copy(odd, checkpoint, format=format)
+    assert nothing_published(archive)
+    copy(archive, checkpoint, format=format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_repair_sends_what_is_damaged_and_nothing_else(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+    first = copy(archive, checkpoint, format=format)
+    before = contents(far(archive))
+    damaged = far(archive) / (first.location if format == "tar" else f"{first.location}/weights/__0_0.distcp")
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:60_000] + bytes([content[60_000] ^ 1]) + content[60_001:])
+    if format == "files":
+        (far(archive) / first.location / "cursor.json").unlink()
+    watched = OddArchive(archive)
+    again = copy(watched, checkpoint, repair=True)
+    after = contents(far(archive))
+    receipt = next(path for path in after if path.endswith(".copy.json"))
+    assert {**after, receipt: b""} == {**before, receipt: b""}
+    assert (again.copied, again.files) == (first.copied, first.files) and again.verified >= first.verified
+    sent = {path.rpartition("/")[2] for what, path in watched.calls if what == "upload"}
+    assert sent == ({"__0_0.distcp", "cursor.json"} if format == "files" else {"global_step100.tar"})
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    faults=st.lists(st.sampled_from(["away", "full", "refused", "flip", "cut", "fine"]), max_size=60),
+    format=st.sampled_from(FORMATS),
+    renames=st.booleans(),
+    parallel=st.integers(1, 4),
+)
+def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, parallel: int) -> None:
+    """Whatever the far side does: a copy that is published is whole, and when it behaves again there is one."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        checkpoint = make_checkpoint(
+            Path(name) / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9}
+        )
+        archive, coming = make_archive(Path(name) / "store"), iter(faults)
+
+        def on(what: str, path: str, position: int) -> None:
+            fault = next(coming, "fine")
+            if fault in ERRORS:
+                raise ERRORS[fault](fault)
+            place = far(archive) / path
+            if what == "read" and fault in ("flip", "cut") and not path.endswith(".copy.json"):
+                content = place.read_bytes()
+                place.write_bytes(content[:-1] + (b"" if fault == "cut" else bytes([content[-1] ^ 1])))
+
+        odd = OddArchive(archive, on, renames=renames)
+        settings_of_copy = quick(piece_bytes=1024, parallel=parallel, retrying=Retrying(tries=3, first_seconds=0.0))
+        for transfer in (settings_of_copy, settings_of_copy, quick(retrying=Retrying(tries=100, first_seconds=0.0))):
+            try:
+                receipt = copy(odd, checkpoint, transfer, format=format)
+            except (CopyError, ArchiveError):
+                assert not list_receipts(archive, VARIANT)
+            else:
+                assert list_receipts(archive, VARIANT) == (receipt,)
+        receipt = copy(OddArchive(archive, renames=renames), checkpoint, format=format)
+        again = OddArchive(archive)
+        assert copy(again, checkpoint, repair=True).files == receipt.files
+        assert not any(what == "write" for what, _ in again.calls)
+
+
+def test_the_disk_is_full(checkpoint: Path, archive: FolderArchive) -> None:
+    def fill(what: str, path: str, position: int) -> None:
+        if what == "write" and position >= 65_536:
+            raise ArchiveFull("no space left")
+
+    with pytest.raises(ArchiveFull):
+        copy(OddArchive(archive, fill), checkpoint)
+    assert nothing_published(archive)
+    copy(archive, checkpoint)
+    assert contents(far(archive) / LOCATION) == contents(checkpoint)
+
+
+def test_an_archive_without_renames_shows_the_manifest_after_all_files_and_the_receipt_last(
+    checkpoint: Path, archive: FolderArchive
+) -> None:
+    odd = OddArchive(archive, renames=False)
+    copy(odd, checkpoint)
+    finished = [path for what, path in odd.calls if what == "finish"]
+    assert finished[-1] == f"{LOCATION}/manifest.json"
+    assert odd.calls[-1] == ("put", f"{LOCATION}.copy.json")
+    last_read = max(number for number, (what, path) in enumerate(odd.calls) if what == "piece")
+    assert odd.calls[last_read][1] == f"{LOCATION}/manifest.json"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_copy_without_receipt_is_adopted_after_reading(
+    checkpoint: Path, archive: FolderArchive, format: str, renames: bool
+) -> None:
+    first = copy(archive, checkpoint, format=format)
+    (far(archive) / f"{LOCATION}.copy.json").unlink()
+    odd = OddArchive(archive, renames=renames)
+    assert copy(odd, checkpoint, format=format).location == first.location
+    read = {path for what, path in odd.calls if what == "read"}
+    assert (f"{LOCATION}/weights/__0_0.distcp" if format == "files" else f"{LOCATION}.tar") in read
+    assert not any(what == "upload" for what, _ in odd.calls)
+    (far(archive) / f"{LOCATION}.copy.json").unlink()
+    anew = make_checkpoint(checkpoint.parents[1] / "anew", seed=1)
+    assert copy(odd, anew, format=format).location != first.location, "another one's copy is left alone"
+
+
+# ----------------------------------------------------------------------------- the source
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_damaged_source_is_not_published(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+    path = checkpoint / "optimizer" / "__0_0.distcp"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
+        copy(archive, checkpoint, format=format)
+    assert nothing_published(archive)
+    path.write_bytes(good)  # restored: what the damaged one left at the far side is found out by reading back
+    receipt = copy(archive, checkpoint, format=format)
+    assert copy(archive, checkpoint, repair=True).files == receipt.files
+
+
+@pytest.mark.parametrize("change", ["shrinks", "grows", "vanishes", "rolled back", "moved"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_source_that_changes_meanwhile(checkpoint: Path, archive: FolderArchive, change: str, format: str) -> None:
+    path = checkpoint / "optimizer" / "__0_0.distcp"
+    done: list[int] = []
+
+    def spoil(what: str, far_path: str, position: int) -> None:
+        is_it = "optimizer/__0_0" in far_path if format == "files" else position > 100_000
+        if what != "write" or not is_it or position < 32_768 or done:
+            return
+        done.append(position)
+        if change == "shrinks":
+            os.truncate(path, 50_000)
+        elif change == "grows":
+            with path.open("ab") as stream:
+                stream.write(b"more")
+        elif change == "vanishes":
+            for name in ("manifest.json", "optimizer/__0_0.distcp", "optimizer/__1_0.distcp", "weights/__0_0.distcp"):
+                (checkpoint / name).unlink()
+        else:
+            checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.replaced-0"))
+            if change == "rolled back":
+                make_checkpoint(checkpoint.parent, seed=2)
+
+    with pytest.raises(SourceChanged):
+        copy(OddArchive(archive, spoil), checkpoint, quick(parallel=1), format=format)
+    assert done and nothing_published(archive)
+
+
+def test_a_source_without_manifest_that_is_rewritten_meanwhile(tmp_path: Path, archive: FolderArchive) -> None:
+    folder = make_checkpoint(tmp_path / VARIANT, sizes={"mp_rank_00_model_states.pt": 100, "layer_01.pt": 40_000})
+    (folder / "manifest.json").unlink()
+
+    def rewrite(what: str, path: str, position: int) -> None:
+        if what == "finish" and path.endswith("layer_01.pt"):
+            (folder / "layer_01.pt").write_bytes(bytes(40_000))
+
+    with pytest.raises(SourceChanged):
+        copy(OddArchive(archive, rewrite), folder)
+    assert nothing_published(archive)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret",
+        "/etc/hosts",
+        "weights/../../secret",
+        "a//b",
+        "./a",
+        "manifest.json",
+        "weights/.x.0a.part",
+        "a\nb",
+        "",
+    ],
+)
+def test_hostile_paths_in_a_manifest(checkpoint: Path, archive: FolderArchive, path: str) -> None:
+    value = json.loads((checkpoint / "manifest.json").read_text())
+    value["files"].append({"path": path, "bytes": 6, "digest": "0" * 64})
+    (checkpoint / "manifest.json").write_text(json.dumps(value))
+    with pytest.raises(SourceDamaged):
+        copy(archive, checkpoint)
+    assert nothing_published(archive)
+
+
+def test_links(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None:
+    inner = checkpoint / "optimizer" / "__1_0.distcp"
+    inner.rename(checkpoint / "optimizer" / "elsewhere")
+    inner.symlink_to("elsewhere")
+    copy(archive, checkpoint)
+    copied = far(archive) / LOCATION / "optimizer" / "__1_0.distcp"
+    assert copied.read_bytes() == inner.read_bytes() and not copied.is_symlink()
+    (checkpoint / "optimizer" / "elsewhere").rename(tmp_path / "outside")
+    inner.unlink()
+    inner.symlink_to(tmp_path / "outside")
+    with pytest.raises(SourceDamaged, match="out of the checkpoint"):
+        copy(archive, checkpoint, kind="full", repair=True)
+
+
+def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None:
+    with pytest.raises(SourceChanged, match="is not there"):
+        copy(archive, tmp_path / "global_step7")
+    renamed = checkpoint.rename(checkpoint.with_name("global_step200"))
+    with pytest.raises(SourceDamaged, match="manifest of step 100"):
+        copy(archive, renamed)
+    (renamed / "manifest.json").unlink()
+    with pytest.raises(SourceDamaged, match="its save did not end"):
+        copy(archive, renamed)
+    only_optimizer = make_checkpoint(tmp_path / "x", sizes={"bf16_zero_pp_rank_0": 5, "mp_rank_00_model_states.pt": 1})
+    (only_optimizer / "manifest.json").write_text("{")
+    with pytest.raises(SourceDamaged):
+        copy(archive, only_optimizer)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": [{}]}', b'{"schema": 99}', b"\xff\xfe", bytes(1000)])
+def test_a_receipt_that_is_garbage(checkpoint: Path, archive: FolderArchive, content: bytes) -> None:
+    first = copy(archive, checkpoint)
+    receipt = far(archive) / f"{LOCATION}.copy.json"
+    good = receipt.read_bytes()
+    receipt.write_bytes(content)
+    with pytest.raises(CopyError, match=r"global_step100\.copy\.json is not the receipt of a copy"):
+        copy(archive, checkpoint)
+    receipt.rename(receipt.with_name("aside"))
+    assert copy(archive, checkpoint).files == first.files
+    receipt.write_bytes(good.replace(b"global_step100", b"global_step200"))
+    with pytest.raises(CopyError, match="it was renamed"):
+        copy(archive, checkpoint)
+
+
+# ----------------------------------------------------------------------------- stopping, and two at once
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_stop_leaves_what_the_next_copy_goes_on_with(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+    stop = threading.Event()
+
+    def stop_late(what: str, path: str, position: int) -> None:
+        if what == "write" and position >= 49_152:
+            stop.set()
+
+    with pytest.raises(CopyStopped):
+        copy(OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format)
+    assert nothing_published(archive)
+    watched, counted = OddArchive(archive), []
+    copy(watched, checkpoint, quick(parallel=1, on_bytes=counted.append), format=format)
+    assert sum(counted) == work_bytes(checkpoint, 100, "full", format)  # type: ignore[arg-type]
+    written = sum(1 for what, _ in watched.calls if what == "write")
+    fresh = OddArchive(make_archive(archive._folder.with_name("fresh")))
+    copy(fresh, checkpoint, quick(parallel=1), format=format)
+    assert written < sum(1 for what, _ in fresh.calls if what == "write")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_was_sent_of_a_damaged_source_is_found_out_when_it_goes_on(
+    checkpoint: Path, archive: FolderArchive, format: str
+) -> None:
+    """What was sent already is not read again from the source; so it is the reading back that must tell."""
+    path = checkpoint / "optimizer" / "__0_0.distcp"
+    content = path.read_bytes()
+    path.write_bytes(bytes(100) + content[100:])
+    stop = threading.Event()
+
+    def stop_late(what: str, far_path: str, position: int) -> None:
+        if what == "write" and position >= 100_000:
+            stop.set()
+
+    with pytest.raises(CopyStopped):
+        copy(OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format)
+    with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
+        copy(archive, checkpoint, format=format)
+    assert nothing_published(archive)
+    path.write_bytes(content)
+    receipt = copy(archive, checkpoint, format=format)
+    assert copy(archive, checkpoint, repair=True).files == receipt.files
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_copiers_of_the_same_checkpoint(checkpoint: Path, tmp_path: Path, format: str) -> None:
+    results: list[object] = []
+    start = threading.Barrier(3)
+
+    def run() -> None:
+        archive = make_archive(tmp_path / "store")
+        start.wait()
+        try:
+            results.append(copy(archive, checkpoint, quick(piece_bytes=1024), format=format).location)
+        except (CopyError, Exception) as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    archive = make_archive(tmp_path / "store")
+    (receipt,) = list_receipts(archive, VARIANT)
+    assert receipt.location in results, results
+    again = OddArchive(archive)
+    copy(again, checkpoint, repair=True)
+    assert not any(what == "upload" for what, _ in again.calls), "the copy is whole"

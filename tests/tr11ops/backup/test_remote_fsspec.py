@@ -1,0 +1,166 @@
+"""Archives in any file system of fsspec's: whole files alone are seen, and every failure is one of three errors."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint
+from tr11ops.backup.base import Archive, ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.backup.receipts import list_receipts
+from tr11ops.backup.remote import open_remote
+from tr11ops.backup.remote_fsspec import PARTS
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/far"
+        return
+    memory = fsspec.filesystem("memory")
+    yield f"memory://{tmp_path.name}"
+    if memory.exists(f"/{tmp_path.name}"):
+        memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.fixture
+def archive(url: str) -> Archive:
+    return open_remote(url, {"auto_mkdir": True} if url.startswith("file") else {})
+
+
+def paths(archive: Archive, folder: str = "") -> list[str]:
+    return sorted(file.path for file in archive.list(folder))
+
+
+def test_files_come_and_go(archive: Archive) -> None:
+    assert archive.look("a/b") is None
+    assert paths(archive) == []
+    archive.put("a/b", b"one")
+    archive.put("a/b", b"second")
+    archive.put("a/c/d", b"")
+    archive.put("ab", b"x")
+    assert paths(archive) == ["a/b", "a/c/d", "ab"]
+    assert paths(archive, "a") == ["a/b", "a/c/d"]
+    assert archive.look("a/b").bytes == 6  # type: ignore[union-attr]
+    assert archive.look("a") is None
+    assert b"".join(archive.read("a/b")) == b"second"
+    assert b"".join(archive.read("a/b", 2, 3)) == b"con"
+    assert b"".join(archive.read("a/b", 6)) == b""
+    archive.move("a", "z")
+    assert paths(archive) == ["ab", "z/b", "z/c/d"]
+    with pytest.raises(ArchiveRefused, match="is not there"):
+        archive.move("a", "y")
+    with pytest.raises(ArchiveRefused, match="is not replaced"):
+        archive.move("ab", "z")
+    with pytest.raises(ArchiveRefused, match="is not there"):
+        list(archive.read("none"))
+
+
+def test_nothing_is_seen_before_finish_and_the_sweep_takes_the_rest(archive: Archive) -> None:
+    upload = archive.upload("x", 10, "i")
+    upload.write(b"12345")
+    assert paths(archive) == [] and archive.look("x") is None
+    del upload  # as a process that was killed; some libraries finish a file when it is forgotten
+    assert paths(archive) == [] and archive.look("x") is None
+    upload = archive.upload("x", 10, "i")
+    assert upload.offset == 0
+    upload.write(b"1234567890")
+    upload.finish()
+    assert paths(archive) == ["x"]
+    archive.upload("y", 10, "i").leave()
+    assert archive.sweep(0) == 0
+    archive.sweep(1e12)
+    assert paths(archive, PARTS) == paths(archive, "none") == []
+    assert b"".join(archive.read("x")) == b"1234567890"
+
+
+def test_a_file_that_arrives_short_is_not_published(archive: Archive) -> None:
+    upload = archive.upload("x", 10, "i")
+    upload.write(b"12345")
+    with pytest.raises(ArchiveAway, match="arrived with 5 of 10 bytes"):
+        upload.finish()
+    upload.leave()
+    assert archive.look("x") is None
+
+
+def test_a_checkpoint_is_copied_and_found(archive: Archive, tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "run")
+    receipt = copy(archive, source)
+    assert list_receipts(archive, "main") == (receipt,)
+    assert {path: b"".join(archive.read(f"{receipt.location}/{path}")) for path in contents(source)} == contents(source)
+
+
+def test_an_archive_has_one_run(url: str) -> None:
+    options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file") else {}
+    open_remote(url, options, run="mine").put("x", b"1")
+    open_remote(url, options, run="mine").upload("x", 1, "i").leave()
+    with pytest.raises(ArchiveRefused, match="is the archive of 'mine', not of 'other'"):
+        open_remote(url, options, run="other").upload("x", 1, "i")
+    open_remote(url, options).put("tr11-archive.json", b"garbage")
+    with pytest.raises(ArchiveRefused, match="cannot be read"):
+        open_remote(url, options, run="other").upload("x", 1, "i")
+
+
+class Response:
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+
+class Odd(Exception):
+    def __init__(self, **facts: Any) -> None:
+        super().__init__("odd, see https://host/x?signature=planted password=planted Bearer planted")
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), ArchiveFull),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), ArchiveFull),
+        (OSError(errno.EROFS, "Read-only file system"), ArchiveRefused),
+        (PermissionError(errno.EACCES, "Permission denied"), ArchiveRefused),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), ArchiveRefused),
+        (OSError(errno.EIO, "Input/output error"), ArchiveAway),
+        (TimeoutError(), ArchiveAway),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), ArchiveAway),
+        (Odd(status=503), ArchiveAway),
+        (Odd(status=403), ArchiveRefused),
+        (Odd(code="404"), ArchiveRefused),
+        (Odd(status_code=429), ArchiveAway),
+        (Odd(response=Response(500)), ArchiveAway),
+        (Odd(response=Response(401)), ArchiveRefused),
+        (Odd(response={"ResponseMetadata": {"HTTPStatusCode": 507}}), ArchiveFull),
+        (Odd(), ArchiveAway),
+        (type("NoCredentialsError", (Exception,), {})(), ArchiveRefused),
+    ],
+    ids=repr,
+)
+def test_whatever_a_library_raises_is_one_of_three(
+    url: str, archive: Archive, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[ArchiveError]
+) -> None:
+    archive.put("x", b"1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for method in ("open", "info", "find", "mv_file"):
+        monkeypatch.setattr(type(archive._files), method, fail, raising=False)  # type: ignore[attr-defined]
+    deeds = (
+        lambda: list(archive.read("x")),
+        lambda: archive.look("x"),
+        lambda: list(archive.list("")),
+        lambda: archive.put("y", b"1"),
+        lambda: archive.move("x", "y"),
+        lambda: archive.sweep(1e12),
+    )
+    for deed in deeds:
+        with pytest.raises(kind) as caught:
+            deed()
+        assert type(caught.value) is kind
+        assert "planted" not in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,242 @@
+"""`tr11 backup`, typed: what it shows, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.tr11ops.backup.copy_cases import OddArchive, contents, make_checkpoint
+from tests.tr11ops.backup.round_cases import SMALL, flip
+from tests.tr11ops.cli.local_bench import Answer, LocalBench
+from tests.tr11ops.cli.test_checkpoints_cli import save
+from tr11ops.backup import round_values
+from tr11ops.backup.archives import open_archive
+from tr11ops.backup.base import Archive
+from tr11ops.backup.submit import jobs_of
+from tr11ops.cli.main import execute
+from tr11ops.runcard import RunCard
+from tr11ops.rundir import RunDirectory
+from trainer.contract import RunPaths
+
+
+class Desk:
+    """A bench with a card that copies to two folders, and with checkpoints."""
+
+    def __init__(self, bench: LocalBench) -> None:
+        self.bench = bench
+        self.store, self.bucket = bench.folder / "archive", bench.folder / "bucket"
+        for folder in (self.store, self.bucket):
+            folder.mkdir()
+        self.changes = [
+            f"backup.store={self.store}", f"backup.url=file://{self.bucket}", "backup.store_interval=100",
+            "backup.full_interval=300", "backup.weights_interval=100", "backup.milestone_percent=0",
+        ]  # fmt: skip
+        shown = bench.tr11("doctor", "--help")
+        assert shown.code == 0
+        from tr11ops.runcard import load_card
+
+        card = load_card(bench.card, self.changes, os.environ)
+        self.directory = RunDirectory(card.paths, card.kill_switch)
+        self.paths: RunPaths = card.paths
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            make_checkpoint(self.paths.checkpoints, step, SMALL)
+            (self.paths.checkpoints / "latest").write_text(f"global_step{step}")
+
+    def backup(self, *words: str) -> Answer:
+        given = [word for change in self.changes for word in ("--set", change)]
+        return self.bench.tr11("backup", *words, "--run", str(self.bench.card), *given)
+
+
+@pytest.fixture
+def desk(bench: LocalBench) -> Desk:
+    return Desk(bench)
+
+
+def test_plan_run_status_verify(desk: Desk) -> None:
+    desk.save(100, 150, 300)
+    plan = desk.backup("plan")
+    assert plan.code == 0 and "4 copies are due" in plan.out and "store_interval 100" in plan.out
+    assert "not copied, no key of [backup] asks for it: 150" in plan.out
+    assert max(map(len, plan.out.splitlines())) <= 80
+    dry = desk.backup("run", "--dry-run")
+    assert dry.out == plan.out and not any(desk.store.rglob("*.copy.json"))
+    done = desk.backup("run", "--json")
+    assert done.code == 0 and done.json["schema"] == 1 and done.json["exit_code"] == 0
+    assert [copy["step"] for copy in done.json["archives"][0]["copied"]] == [300, 100], "the newest first"
+    status = desk.backup("status")
+    assert status.code == 0 and "2 full" in status.out and "step 300, whole and read back" in status.out
+    assert desk.backup("verify", "--all").code == 0
+    again = desk.backup("run")
+    assert again.out.splitlines()[0] == "store: nothing was due"
+    assert desk.backup("plan", "--json").json["due"] == []
+
+
+def test_damage_is_shown_and_mended(desk: Desk) -> None:
+    desk.save(100)
+    desk.backup("run")
+    flip(desk.store / "checkpoints/main/global_step100/optimizer/b", 3)
+    found = desk.backup("verify", "100")
+    assert found.code == 1 and "DAMAGED: step 100 (full): optimizer/b" in found.out
+    assert "other bytes than were copied" in found.err
+    status = desk.backup("status")
+    assert status.code == 1 and "DAMAGED" in status.out and "whole in the run directory" in status.out
+    assert "the copy is damaged" in desk.backup("plan").out
+    assert desk.backup("run").code == 0 and desk.backup("status").code == 0
+
+
+def test_restore(desk: Desk) -> None:
+    desk.save(300)
+    desk.backup("run")
+    shutil.rmtree(desk.paths.checkpoints / "global_step300")
+    into = desk.bench.folder / "again"
+    assert desk.backup("restore", "300", "--into", str(into), "--dry-run").code == 0 and not into.exists()
+    back = desk.backup("restore", "300", "--into", str(into), "--latest")
+    assert back.code == 0 and (into / "latest").read_text() == "global_step300"
+    assert contents(into / "global_step300") == contents(desk.store / "checkpoints/main/global_step300")
+    one = desk.backup("restore", "300", "--from", "url", "--file", "weights/a", "--into", str(into), "--json")
+    assert one.json["path"] == str(into / "a") and (into / "a").stat().st_size == SMALL["weights/a"]
+    missing = desk.backup("restore", "999", "--into", str(into))
+    assert missing.code == 1 and "no sound copy of step 999" in missing.err
+    nowhere = desk.backup("restore", "999", "--from", "store", "--into", str(into))
+    assert nowhere.code == 1 and "holds no copy of step 999" in nowhere.err
+
+
+def test_a_drill_with_the_trainers_own_reader(desk: Desk) -> None:
+    assert "no whole, sound copy" in desk.backup("drill").err
+    save(desk.paths.checkpoints, 300)
+    desk.backup("run", "--no-logs")
+    drill = desk.backup("drill")
+    assert drill.code == 0 and "drill passed: step 300" in drill.out, drill
+    assert not (desk.directory.root / "backup-drill").exists()
+    status = desk.backup("status")
+    assert status.code == 0 and "step 300 from the url: passed" in status.out
+    assert desk.backup("status", "--json").json["drill"]["passed"]
+
+
+def test_rebuild(desk: Desk) -> None:
+    desk.save(100)
+    desk.backup("run")
+    before = desk.backup("status", "--json").json["archives"][0]["copies"]
+    shutil.rmtree(desk.paths.state / "backup")
+    assert "none yet" in desk.backup("status").out
+    assert desk.backup("status", "--rebuild", "--json").json["archives"][0]["copies"] == before
+
+
+def test_a_round_ends_with_prune_where_the_card_wants_that(desk: Desk) -> None:
+    desk.changes += ["backup.prune=true", "backup.keep_latest=2"]
+    desk.save(100, 110, 120, 200, 300)
+    done = desk.backup("run", "--json")
+    assert done.code == 0 and done.json["pruned"] == [100, 110, 120]
+    assert not (desk.paths.checkpoints / "global_step110").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("run", "--kind", "half"), 2, "must be one of full, weights, spike"),
+        (("run", "--to", "gs://elsewhere/x"), 2, "name the STEPs"),
+        (("run", "100", "--to", "https://me:pw@host/x"), 2, "credentials"),
+        (("plan", "777"), 1, "there is no such checkpoint here"),
+        (("verify", "100", "--all"), 2, "give one of them"),
+        (("verify", "777"), 1, "there is no copy of it in store or url"),
+        (("restore", "100", "--into", "x", "--file", "a", "--latest"), 2, "leave one out"),
+        (("drill", "--from", "store", "--into", "/nonexistent"), 1, "no whole, sound copy"),
+        (("run", "--limit", "0"), 2, "limit"),
+    ],
+)
+def test_refusals_are_one_line(desk: Desk, words: tuple[str, ...], code: int, said: str) -> None:
+    desk.save(100)
+    answer = desk.backup(*words)
+    assert answer.code == code and said in answer.err, answer
+    assert "me:pw" not in answer.out + answer.err
+
+
+def test_a_card_without_archives_and_a_run_that_is_not_there(desk: Desk) -> None:
+    nothing = desk.backup("run")
+    assert nothing.code == 1 and "does not exist" in nothing.err
+    desk.changes = []
+    none = desk.backup("run")
+    assert none.code == 2 and "backup.store or backup.url" in none.err
+
+
+def test_records_that_cannot_be_read_are_unknown(desk: Desk) -> None:
+    desk.save(100)
+    desk.backup("run")
+    next((desk.paths.state / "backup" / "copies" / "store").iterdir()).write_text("{")
+    for words in (("plan",), ("status",)):
+        assert desk.backup(*words).code == 3
+    assert desk.backup("status", "--rebuild").code == 0
+
+
+def test_term_leaves_the_round_resumable_and_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.save(100, 200)
+
+    def on(call: str, path: str, position: int) -> None:
+        if call == "write" and "global_step200" in path:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def opened(name: str, card: RunCard) -> Archive:
+        made: Archive = OddArchive(open_archive(name, card), on)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(round_values.Place, "open", staticmethod(opened))
+        patched.setattr(round_values.Place.__init__, "__defaults__", _with(round_values.Place, opened))
+        stopped = desk.backup("run", "--no-logs")
+    assert stopped.code == 1 and "goes on from there" in stopped.out + stopped.err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert desk.backup("run").code == 0
+    assert len([*desk.store.rglob("*.copy.json")]) == 2
+
+
+def _with(place: type[round_values.Place], opened: object) -> tuple[object, ...]:
+    """The defaults of a Place, with another way to open archives."""
+    defaults = place.__init__.__defaults__ or ()
+    return tuple(opened if value is open_archive else value for value in defaults)
+
+
+def test_a_round_as_a_job(desk: Desk) -> None:
+    desk.save(100)
+    desk.bench.block()
+    queued = desk.backup("run", "--submit", "--scheduler", "local", "--json")
+    assert queued.code == 0 and queued.json["new"]
+    second = desk.backup("run", "--submit", "--scheduler", "local")
+    assert second.code == 0 and f"job {queued.json['job_id']} is there already" in second.err
+    (job,) = jobs_of(desk.bench.scheduler.jobs(), desk.directory.mark)
+    assert job.name == "tr11-backup"
+    for other in desk.bench.living():
+        if other.name == "block":
+            desk.bench.scheduler.cancel(other.raw_id)
+    desk.bench.wait(lambda jobs: not jobs_of(jobs, desk.directory.mark))
+    said = next((desk.paths.state / "backup" / "slurm").glob("*.out")).read_text()
+    assert "store: 1 copy made and read back" in said, said
+    assert (desk.store / "checkpoints/main/global_step100.copy.json").is_file()
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "verify", "restore", "drill", "status"])
+def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert execute(["backup", command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tr11 backup {command}" in shown and "Examples" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_no_secret_of_the_environment_is_shown_or_written(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/ana/verysecret.json")
+    desk.save(100)
+    shown = [desk.backup(*words) for words in (("plan",), ("run",), ("status", "--json"), ("verify", "100"))]
+    text = json.dumps([answer.out + answer.err for answer in shown])
+    written = b"".join(
+        path.read_bytes()
+        for path in [*desk.paths.state.rglob("*"), *desk.directory.journal.rglob("*")]
+        if path.is_file()
+    )
+    assert "verysecret" not in text and b"verysecret" not in written

@@ -1,0 +1,253 @@
+"""One archive's part of a round: its records brought in line, its due copies, the logs, its share of re-reading."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.copying import Format, copy_checkpoint, work_bytes
+from tr11ops.backup.due import Due, Plan, is_whole, plan_round
+from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
+from tr11ops.backup.log_copies import copy_logs
+from tr11ops.backup.receipts import receipt_path
+from tr11ops.backup.records import CopyRecord, Kind, Receipt, location_of, write_copy
+from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
+from tr11ops.backup.rotation import choose, oldest
+from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally, one_line
+from tr11ops.backup.schedule import CopyPolicy
+from tr11ops.backup.survey import Survey, bring_in_line, records_of, survey
+from tr11ops.backup.transfer import CopyError, CopyStopped
+from tr11ops.backup.turn import Turn
+from tr11ops.checkpoints.scan import CheckpointRow, list_rows
+from tr11ops.rundir import RunDirectory
+from trainer.contract import read_latest
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that nobody went on with for so long is removed
+
+
+def rows_of(directory: RunDirectory) -> list[CheckpointRow]:
+    """The checkpoints that are here. Raises OSError."""
+    try:
+        latest = read_latest(directory.paths.checkpoints)
+    except ValueError:  # which one is the latest does not matter here
+        latest = None
+    return list_rows(directory.paths.checkpoints, latest)
+
+
+def identities(rows: Iterable[CheckpointRow]) -> dict[int, str]:
+    """Which checkpoint of each step is here."""
+    return {row.step: row.identity for row in rows if is_whole(row)}
+
+
+def plan_of(card: RunCard, rows: Sequence[CheckpointRow], copies: Iterable[CopyRecord], request: Request) -> Plan:
+    """What a round would copy, by what is on record. `request.archives` are names on record here."""
+    policy = CopyPolicy.of(card.backup)
+    return plan_round(policy, rows, copies, card.total_iterations, request.archives, request.asked)
+
+
+class ArchiveRound:
+    """One archive's part of one round, while it is this process's turn."""
+
+    def __init__(self, place: Place, request: Request, archive: Archive, turn: Turn, tally: Tally) -> None:
+        self._place, self._request, self._archive = place, request, archive
+        self._turn, self._tally = turn, tally
+        self._directory, self._card = place.directory, place.card
+        self._read_round: float | None = None
+        self._unread: float | None = None
+
+    def run(self) -> None:
+        """All that is asked for. Raises ArchiveError, CopyError, TurnTaken, OSError, ValueError."""
+        seen = survey(self._archive, self._card.run.name, self._card.run.variant)
+        for change in bring_in_line(self._directory, self._archive, seen):
+            if change.faults:
+                self._journal_damage(change.record, change.faults)
+        if self._request.copies:
+            self._archive.sweep(self._place.clock() - UNFINISHED_SECONDS)
+            self._copy_all(seen)
+        if self._request.logs and self._card.backup.logs:
+            self._copy_logs()
+        if self._request.reading != "none":
+            self._read_again(seen)
+
+    def keep(self) -> None:
+        """Put this part of the round on record. Raises OSError, ValueError."""
+        records = records_of(self._directory, self._archive)
+        self._tally.damaged = [copy for copy in standing(records.values()) if copy.damaged]
+        before = last_state(self._directory, self._archive.name)
+        fault = "; ".join(self._tally.faults[:3])
+        if self._tally.is_stopped and not fault:
+            fault = "stopped before it was done; the next round goes on from there"
+        after = after_round(
+            before, self._archive.name, self._archive.address, self._place.clock(), records.values(), fault
+        )
+        if self._tally.copied and self._tally.copy_seconds > 0:
+            after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
+        if self._read_round is not None:
+            after = replace(after, reread_round=self._read_round)
+        if self._unread is not None:
+            after = replace(after, unread=self._unread)
+        write_archive_state(self._directory, after)
+        keep_summary(self._directory, CARDS_ARCHIVES, identities(rows_of(self._directory)))
+
+    # ------------------------------------------------------------------ copies
+    @property
+    def _format(self) -> Format:
+        """Where inodes are scarce is the store; a bucket has none."""
+        return self._card.backup.store_format if self._archive.name == "store" else "files"
+
+    def _copy_all(self, seen: Survey) -> None:
+        rows = rows_of(self._directory)
+        request = replace(self._request, archives=(self._archive.name,))
+        records = tuple(records_of(self._directory, self._archive).values())
+        plan = plan_of(self._card, rows, records, request)
+        missing = sorted(set(self._request.asked.steps) - {row.step for row in rows if is_whole(row)})
+        missing = [step for step in missing if not any(copy.step == step for copy in plan.copied)]
+        for step in missing:
+            self._tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
+        for due in plan.due:
+            if self._place.stop.is_set():
+                raise CopyStopped("stopped on request; the next round goes on from here")
+            self._copy(due, seen)
+
+    def _copy(self, due: Due, seen: Survey) -> None:
+        """One copy. What is wrong with its checkpoint is no reason not to make the others."""
+        card, folder = self._card, self._directory.paths.checkpoint(due.step)
+        about = {"archive": self._archive.name, "address": self._archive.address, "step": due.step, "kind": due.kind}
+        self._turn.copying(due.step)
+        try:
+            self._set_aside(due, seen)
+            total = work_bytes(folder, due.step, due.kind, self._format)
+            self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.mends})
+            began = time.monotonic()
+            with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
+                receipt = copy_checkpoint(
+                    self._archive, folder, due.step, due.kind, run=card.run.name, variant=card.run.variant,
+                    transfer=self._place.transfer(progress), repair=due.mends, clock=self._place.clock,
+                    format=self._format,
+                )  # fmt: skip
+            self._tally.copy_seconds += time.monotonic() - began
+        except CopyStopped:
+            raise
+        except CopyError as error:
+            self._journal("backup-failed", str(error), about)
+            self._tally.faults.append(f"step {due.step} ({due.kind}): {one_line(error)}")
+            return
+        except ArchiveError as error:
+            self._journal("backup-failed", one_line(error), about)
+            raise
+        finally:
+            self._turn.copying(None)
+        record = CopyRecord.of(receipt, self._archive.name, self._archive.address)
+        write_copy(self._directory, record)
+        self._tally.copied.append(record)
+        said = {**about, "location": receipt.location, "bytes": receipt.bytes, "files": len(receipt.files)}
+        self._journal("backup-copied", due.why, said)
+        self._place.say(
+            f"{self._archive.name}: step {due.step} ({due.kind}) {'mended' if due.mends else 'copied'}, read back"
+        )
+
+    def _set_aside(self, due: Due, seen: Survey) -> None:
+        """Give a receipt that cannot be read another name, so that the copy can get one again; nothing is removed."""
+        for identity in ("", due.identity):
+            path = receipt_path(location_of(due.kind, self._card.run.variant, due.step, identity))
+            if path in seen.unreadable:
+                aside = f"{path}.damaged-{int(self._place.clock())}"
+                self._archive.move(path, aside)
+                self._journal("backup-damaged", seen.unreadable[path], {"archive": self._archive.name, "moved": aside})
+
+    def _copy_logs(self) -> None:
+        with self._place.watch(f"{self._archive.name} logs", 0) as progress:
+            done = copy_logs(self._directory, self._archive, self._place.transfer(progress))
+        self._tally.logs = done.files
+        self._tally.faults.extend(done.faults)
+
+    # ------------------------------------------------------------------ reading again
+    def _read_again(self, seen: Survey) -> None:
+        records, now = records_of(self._directory, self._archive), self._place.clock()
+        book = ReadBook(self._directory, self._archive.name, self._place.clock)
+        receipts = {place: receipt for place, receipt in seen.receipts.items() if place in records}
+        pieces = self._chosen(book, records, receipts, now)
+        if pieces:
+            try:
+                self._read(book, records, receipts, pieces)
+            finally:
+                self._keep_read(book, records, receipts)
+        if not self._request.asked.steps:
+            self._read_round = now
+        waits = oldest(
+            (file for place, receipt in receipts.items() for file in book.stored(records[place], receipt)), now
+        )
+        self._unread = None if waits is None else now - waits
+        if pieces:
+            said = {"archive": self._archive.name, "files": len(pieces), "bytes": total_bytes(pieces)}
+            faulty = any(records[piece.receipt.location].damaged for piece in pieces)
+            self._journal("reread", "some are damaged" if faulty else "all as they were copied", said)
+
+    def _keep_read(
+        self, book: ReadBook, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+    ) -> None:
+        for record, faults in book.keep(records, receipts):
+            self._journal_damage(record, faults)
+
+    def _read(
+        self,
+        book: ReadBook,
+        records: MutableMapping[str, CopyRecord],
+        receipts: Mapping[str, Receipt],
+        pieces: Sequence[Piece],
+    ) -> None:
+        with self._place.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
+
+            def tell(piece: Piece, fault: str) -> None:
+                book.note(piece, fault)
+                if book.is_old():  # a kill in the middle of terabytes loses little
+                    self._keep_read(book, records, receipts)
+                self._tally.reread_files += 1
+                self._tally.read_steps.add(piece.receipt.step)
+                self._tally.reread_bytes += piece.file.bytes
+                if fault:
+                    progress.say(f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}")
+
+            read_pieces(self._archive, pieces, self._place.transfer(progress), tell)
+
+    def _chosen(
+        self, book: ReadBook, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
+    ) -> list[Piece]:
+        steps = set(self._request.asked.steps)
+        kind: Kind | None = self._request.asked.kind
+        chosen = {
+            place: receipt for place, receipt in receipts.items()
+            if (not steps or receipt.step in steps) and kind in (None, receipt.kind)
+        }  # fmt: skip
+        if self._request.reading == "all":
+            return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
+        by_name = {(place, file.path): file for place, receipt in chosen.items() for file in receipt.files}
+        # what was found damaged is looked at in each round: it may have been mended by hand
+        doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
+        state = last_state(self._directory, self._archive.name)
+        stored = [file for place, receipt in chosen.items() for file in book.stored(records[place], receipt)]
+        backup = self._card.backup
+        turn = choose(
+            [file for file in stored if (file.location, file.path) not in doubted], now,
+            None if state is None else state.reread_round, backup.reread_days, backup.interval_hours * 3600,
+        )  # fmt: skip
+        names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
+        return [Piece(chosen[place], by_name[place, path]) for place, path in names]
+
+    # ------------------------------------------------------------------ the journal
+    def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
+        asked = {"asked": self._request.why} if self._request.why else {}
+        self._place.journal.write(kind, why, {**data, **asked}, when=self._place.clock())
+
+    def _journal_damage(self, record: CopyRecord, faults: Mapping[str, str]) -> None:
+        about = {"archive": record.archive, "step": record.step, "kind": record.kind, "location": record.location}
+        if faults:
+            self._journal("backup-damaged", next(iter(faults.values())), {**about, "files": dict(faults)})
+        elif record.is_sound:
+            self._journal("backup-sound", "what was damaged is as it was copied", about)

@@ -1,0 +1,72 @@
+"""Opening an archive: the card's store or url, or any folder or address that a person names."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.records import read_copies
+from tr11ops.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+FILE_SCHEME = "file://"
+
+
+def open_archive(name: str, card: RunCard) -> Archive:
+    """The archive "store" or "url" of the card, or the one at an address: a folder, or an address that fsspec knows.
+
+    An archive that is not the card's has a name of its own, made from its address, so that its copies have records of
+    their own. Raises ArchiveError when it cannot be reached or is another run's; ArchiveRefused when the card lacks it.
+    """
+    section = card.backup
+    address = {"store": section.store, "url": section.url}.get(name, name)
+    if address is None:
+        raise ArchiveRefused(f"backup.{name} is not set in the run card; set it, or name an address")
+    key = archive_key(address, card)
+    if is_folder(address):
+        folder = Path(address.removeprefix(FILE_SCHEME)).expanduser().absolute()
+        return FolderArchive(folder, key, card.run.name, has_copies=_has_copies(card, key, str(folder)))
+    from tr11ops.backup.remote import open_remote
+
+    is_alike = section.url is not None and _scheme(section.url) == _scheme(address)  # another bucket, the same account
+    credentials = Path(section.credentials_file) if section.credentials_file and is_alike else None
+    remote: Archive = open_remote(address, section.options if is_alike else {}, credentials, key, card.run.name)
+    return remote
+
+
+def archive_key(address: str, card: RunCard) -> str:
+    """Under which name the copies at an address are on record: "store", "url", or one made from the address."""
+    for key, known in (("store", card.backup.store), ("url", card.backup.url)):
+        if known is not None and archive_address(known) == archive_address(address):
+            return key
+    return f"other-{hashlib.sha256(archive_address(address).encode()).hexdigest()[:8]}"
+
+
+def is_folder(address: str) -> bool:
+    """Whether an address is that of a folder."""
+    return address.startswith(FILE_SCHEME) or "://" not in address
+
+
+def archive_address(address: str) -> str:
+    """An address as the archive itself gives it (`Archive.address`)."""
+    if is_folder(address):
+        return str(Path(address.removeprefix(FILE_SCHEME)).expanduser().absolute())
+    return address.rstrip("/").replace("gcs://", "gs://", 1)
+
+
+def _scheme(address: str) -> str:
+    return address.partition("://")[0]
+
+
+def _has_copies(card: RunCard, key: str, address: str) -> bool:
+    """Whether the run has a record of a copy there. Raises ArchiveRefused when its records cannot be read."""
+    try:
+        copies = read_copies(RunDirectory(card.paths, card.kill_switch))
+    except (OSError, ValueError) as error:
+        raise ArchiveRefused(f"the records of copies cannot be read: {error}") from error
+    return any(copy.archive == key and copy.address == address for copy in copies)

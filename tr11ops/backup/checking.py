@@ -1,0 +1,86 @@
+"""Comparing what an archive gives back with what was sent, without holding either."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tr11ops.backup.source import SourceFile
+from tr11ops.backup.tar_layout import Filler
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Parts of an item that follow one another, from a byte of it on."""
+
+    offset: int
+    parts: tuple[Filler | SourceFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+def stretches_of(parts: tuple[Filler | SourceFile, ...], most: int) -> list[Stretch]:
+    """The parts cut into at most so many stretches of about the same length, in order."""
+    share = sum(part.bytes for part in parts) / most
+    found: list[Stretch] = []
+    group: list[Filler | SourceFile] = []
+    begin = position = 0
+    for part in parts:
+        group.append(part)
+        position += part.bytes
+        if position - begin >= share and len(found) < most - 1:
+            found.append(Stretch(begin, tuple(group)))
+            begin, group = position, []
+    return [*found, Stretch(begin, tuple(group))] if group or not found else found
+
+
+class Checker:
+    """Compares what comes back, in pieces of any length, with what a stretch shall be."""
+
+    def __init__(self, stretch: Stretch, digests: Mapping[str, str]) -> None:
+        self._parts = [part for part in stretch.parts if part.bytes]
+        self._digests = digests
+        self._stretch = stretch
+        self._size = stretch.bytes
+        self._number = 0
+        self._within = 0  # bytes of the current part that came already
+        self._digest = hashlib.sha256()
+        self.position = 0
+
+    def feed(self, piece: bytes) -> str | None:
+        """Take the next bytes; says what is wrong, as soon as that is known."""
+        view = memoryview(piece)
+        while view:
+            if self._number == len(self._parts):
+                return f"it has more than {self._stretch.offset + self._size} bytes"
+            part = self._parts[self._number]
+            taken = view[: part.bytes - self._within]
+            view = view[len(taken) :]
+            if part.content is not None:
+                if taken != part.content[self._within : self._within + len(taken)]:
+                    return f"a byte after {self._stretch.offset + self.position} was changed"
+            else:
+                self._digest.update(taken)
+            self._within += len(taken)
+            self.position += len(taken)
+            if self._within == part.bytes:
+                fault = self._end_part(part)
+                if fault is not None:
+                    return fault
+        return None
+
+    def end(self) -> str | None:
+        """After the last byte."""
+        if self.position == self._size:
+            return None
+        return f"it ends after {self._stretch.offset + self.position} bytes"
+
+    def _end_part(self, part: Filler | SourceFile) -> str | None:
+        digest, self._digest = self._digest.hexdigest(), hashlib.sha256()
+        self._number, self._within = self._number + 1, 0
+        if isinstance(part, SourceFile) and part.content is None and digest != self._digests[part.path]:
+            return f"the digest of {part.path} is another one"
+        return None

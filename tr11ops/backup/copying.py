@@ -1,0 +1,228 @@
+"""One checkpoint from its folder to an archive: sent, read back, compared, and only then a copy.
+
+The order is the promise: every file but the manifest, each sent and read back (beside the sending of others); the
+manifest; the name, where the archive renames; the receipt. What has a receipt was wholly read back. A kill at any point
+leaves what the next copy of the same checkpoint goes on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tr11ops.backup.base import Archive, ArchiveRefused, hidden_name
+from tr11ops.backup.items import Carrier, Item, check_room
+from tr11ops.backup.receipts import TAR_SUFFIX, read_receipt, write_receipt
+from tr11ops.backup.records import CopiedFile, Kind, Receipt, location_of
+from tr11ops.backup.source import Source, read_source
+from tr11ops.backup.tar_layout import offsets, tar_layout
+from tr11ops.backup.transfer import CopyError, CopyStopped, SourceChanged, Transfer
+from trainer.contract import checkpoint_name, host_name, now
+
+Format: TypeAlias = Literal["files", "tar"]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a copy goes. `work`: where its files are put together, `location` or a hidden name beside it.
+
+    `receipt`: of the same checkpoint's copy that is there already.
+    """
+
+    location: str
+    work: str
+    receipt: Receipt | None = None
+
+
+def copy_checkpoint(
+    archive: Archive,
+    folder: Path,
+    step: int,
+    kind: Kind,
+    *,
+    run: str,
+    variant: str,
+    transfer: Transfer,
+    format: Format = "files",
+    repair: bool = False,
+    clock: Callable[[], float] = now,
+) -> Receipt:
+    """Copy the checkpoint in `folder` (global_stepN), and return the receipt of the copy, every byte of it read back.
+
+    A copy of the same checkpoint that is there already is not made again; with `repair` it is read back, and what
+    differs is sent again. A copy of another checkpoint of the same step stays, and this one gets a place beside it.
+
+    Raises SourceDamaged, SourceChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when the source
+    cannot be read or a receipt at the far side is damaged, ArchiveError when the archive is away longer than the
+    retries last, refuses, or is full. In each case nothing new is visible as a copy, and what was sent is gone on with
+    by the next call.
+    """
+    source = read_source(folder, step, kind)
+    carrier = Carrier(archive, source, transfer)
+    place = carrier.persist(lambda: _find_place(archive, source, kind, variant, format))
+    if place.receipt is not None:
+        if not repair:
+            return place.receipt
+        format = place.receipt.format
+    blank = Receipt(
+        run=run, variant=variant, step=step, kind=kind, identity=source.identity, location=place.location,
+        format=format, files=(), copied=place.receipt.copied if place.receipt else 0.0, verified=0.0, host=host_name(),
+    )  # fmt: skip
+    try:
+        return _copy(archive, source, carrier, place, blank, transfer.parallel, clock)
+    except ArchiveRefused:
+        # another copier of the same checkpoint may have been faster, and its copy have its name already
+        found = carrier.persist(lambda: _find_place(archive, source, kind, variant, format)).receipt
+        if found is None or found == place.receipt:
+            raise
+        return found
+
+
+def find_copy(archive: Archive, folder: Path, step: int, kind: Kind, variant: str) -> Receipt | None:
+    """The receipt of this very checkpoint's copy, or None. Raises as `copy_checkpoint` does; reads no tensor."""
+    return _find_place(archive, read_source(folder, step, kind), kind, variant, "files").receipt
+
+
+def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") -> int:
+    """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back. Raises CopyError."""
+    return 2 * sum(item.bytes for item in items_of(read_source(folder, step, kind), format))
+
+
+def items_of(source: Source, format: Format) -> tuple[Item, ...]:
+    """The files of the archive that make up a copy."""
+    if format == "tar":
+        parts = tar_layout(checkpoint_name(source.step), source.all_files, source.created)
+        return (Item("", parts, f"{source.identity} tar"),)
+    return tuple(Item(file.path, (file,), file.digest or f"{source.identity} {file.path}") for file in source.all_files)
+
+
+def _find_place(archive: Archive, source: Source, kind: Kind, variant: str, format: Format) -> _Place:
+    suffix = TAR_SUFFIX if format == "tar" else ""
+    for identity in ("", source.identity):
+        location = location_of(kind, variant, source.step, identity) + suffix
+        try:
+            receipt = read_receipt(archive, location)
+        except ValueError as error:
+            raise CopyError(
+                f"{error}; give it another name, and what lies beside it is read and gets a new one"
+            ) from None
+        if receipt is not None:
+            if receipt.identity == source.identity and receipt.kind == kind:
+                return _Place(receipt.location, receipt.location, receipt)
+            continue
+        left = _is_left_over(archive, source, location, format)
+        if left == "another":
+            continue
+        work = hidden_name(location, source.identity) if archive.renames and left == "nothing" else location
+        return _Place(location, work)
+    raise CopyError(f"{archive.address}/{location} is taken by something that is no copy of this checkpoint; move it")
+
+
+def _is_left_over(
+    archive: Archive, source: Source, location: str, format: Format
+) -> Literal["nothing", "ours", "another"]:
+    """What lies, without a receipt, where a copy shall go: its maker was killed before the receipt was written.
+
+    An archive that renames shows whole copies alone. In another the files come one by one, the manifest last: before
+    that, nothing says whose they are, and they are compared or replaced one by one.
+    """
+    if format == "tar":
+        (item,) = items_of(source, format)
+        found = archive.look(location)
+        if found is None:
+            return "nothing"
+        if found.bytes != item.bytes or source.manifest is None:
+            return "ours" if found.bytes == item.bytes else "another"
+        begin, length = offsets(item.parts)[source.manifest.path], source.manifest.bytes
+        content = b"".join(archive.read(location, begin, length))
+        return "ours" if content == source.manifest.content else "another"
+    if source.manifest is not None:
+        path = f"{location}/{source.manifest.path}"
+        if archive.look(path) is not None:
+            return "ours" if b"".join(archive.read(path)) == source.manifest.content else "another"
+    if archive.renames and any(True for _ in archive.list(location)):
+        return "another" if source.manifest is not None else "ours"
+    return "nothing"
+
+
+def _copy(
+    archive: Archive,
+    source: Source,
+    carrier: Carrier,
+    place: _Place,
+    blank: Receipt,
+    parallel: int,
+    clock: Callable[[], float],
+) -> Receipt:
+    items = items_of(source, blank.format)
+    manifest = source.manifest.path if source.manifest is not None else None
+    first = sorted((item for item in items if item.path != manifest), key=lambda item: -item.bytes)
+    if place.work != place.location:
+        carrier.persist(lambda: _check_room(archive, items, place.work, parallel))
+    _carry_all(carrier, first, place.work, parallel)
+    _carry_all(carrier, [item for item in items if item.path == manifest], place.work, parallel)
+    if manifest is None and not source.is_unchanged():
+        raise SourceChanged(f"{source.folder} was changed while it was copied; nothing was published")
+    if place.work != place.location:
+        carrier.persist(lambda: _publish(archive, place))
+    moment = clock()
+    receipt = replace(
+        blank, files=_files(source, carrier, items, blank.format), copied=blank.copied or moment, verified=moment
+    )
+    carrier.persist(lambda: write_receipt(archive, receipt))
+    return receipt
+
+
+def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: int) -> None:
+    """Refuse a copy that cannot end well before it takes the last room from others.
+
+    Of an earlier try, files that are whole are seen; so many as are sent at once may be there in part, and are not
+    counted: each is looked at as it is begun.
+    """
+    free = archive.free_bytes()
+    if free is None or len(items) <= parallel:
+        return
+    there = {file.path for file in archive.list(work)}
+    left = sorted((item.bytes for item in items if item.far_path(work) not in there), reverse=True)
+    check_room(archive.address, free, sum(left[parallel:]))
+
+
+def _carry_all(carrier: Carrier, items: Iterable[Item], work: str, parallel: int) -> None:
+    """Carry items beside one another; the first error ends the others and is raised."""
+    with ThreadPoolExecutor(parallel, thread_name_prefix="backup") as threads:
+        begun: list[Future[None]] = [threads.submit(carrier.carry, item, item.far_path(work)) for item in items]
+        try:
+            wait(begun, return_when=FIRST_EXCEPTION)
+        finally:
+            if any(not future.done() or future.exception() is not None for future in begun):
+                carrier.abort()
+                for future in begun:
+                    future.cancel()
+    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
+
+
+def _publish(archive: Archive, place: _Place) -> None:
+    """Give a finished copy its name. Another copier of the same checkpoint may have been faster."""
+    try:
+        archive.move(place.work, place.location)
+    except ArchiveRefused:
+        if not _is_published(archive, place):
+            raise
+
+
+def _is_published(archive: Archive, place: _Place) -> bool:
+    """Whether the copy has its name: the answer to a rename can be lost, and the next try finds nothing to rename."""
+    is_away = archive.look(place.work) is None and not any(True for _ in archive.list(place.work))
+    return is_away and (archive.look(place.location) is not None or any(True for _ in archive.list(place.location)))
+
+
+def _files(source: Source, carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:
+    places = offsets(items[0].parts) if format == "tar" else {}
+    return tuple(
+        CopiedFile(file.path, file.bytes, carrier.digest(file.path), places.get(file.path)) for file in source.all_files
+    )

@@ -1,0 +1,110 @@
+"""A restore that is tried before it is needed: the newest whole copy, into a fresh folder, looked into, removed.
+
+    ROOT/backup-drill/global_stepN      while it lasts; a drill that was killed is gone on with by the next
+
+What came of it goes on record with its date: a copy that nobody ever restored is a hope.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.ledger import DrillRecord, write_drill
+from tr11ops.backup.receipts import read_receipt
+from tr11ops.backup.records import CopyRecord
+from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.round_values import Place, one_line
+from tr11ops.backup.transfer import CopyError, CopyStopped
+from tr11ops.backup.turn import Turn
+from tr11ops.crontab.runner import child_environment
+
+FOLDER = "backup-drill"
+CLAIM = "drill"
+LOAD_SECONDS = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """Whether what was restored can be loaded, and what was said."""
+
+    passed: bool
+    text: str
+
+
+def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> CopyRecord | None:
+    """The newest sound whole copy, of one archive if it is named; the one read last among equals. Pure."""
+    sound = [copy for copy in copies if copy.is_sound and copy.kind == "full" and archive in (None, copy.archive)]
+    return max(sound, key=lambda copy: (copy.step, copy.reread or copy.verified, copy.archive), default=None)
+
+
+def inspect(folder: Path) -> Look:
+    """Read the manifest, every digest and every tensor's header with the trainer's own reader."""
+    command = [sys.executable, "-P", "-m", "trainer.checkpoint", "inspect", str(folder), "--verify"]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=LOAD_SECONDS, stdin=subprocess.DEVNULL,
+            env=child_environment(os.environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Look(False, f"it could not be read within {LOAD_SECONDS / 3600:.0f} h")
+    said = (done.stdout + done.stderr).strip().splitlines()
+    return Look(done.returncode == 0, said[-1] if said else "")
+
+
+def run_drill(
+    place: Place, archive: Archive, copy: CopyRecord, into: Path | None = None, look: Callable[[Path], Look] = inspect
+) -> DrillRecord:
+    """Restore `copy` into a fresh folder, look into it, put it on record, and remove the folder.
+
+    Raises TurnTaken when another drill is at it, CopyStopped, OSError.
+    """
+    folder = (into or place.directory.root) / FOLDER
+    began = time.monotonic()
+    with Turn(place.directory, CLAIM, place.stop, place.clock):
+        try:
+            passed, message = _try(place, archive, copy, folder, look)
+        except CopyStopped:
+            raise  # the next drill goes on from there
+        except BaseException:
+            _remove(folder)
+            raise
+        _remove(folder)
+        drill = DrillRecord(
+            place.clock(), archive.name, copy.step, passed, message, copy.bytes, time.monotonic() - began
+        )
+        write_drill(place.directory, drill)
+        said = {"archive": archive.name, "step": copy.step, "bytes": copy.bytes, "passed": passed}
+        place.journal.write("backup-drill", message, said, when=place.clock())
+    return drill
+
+
+def _try(
+    place: Place, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], Look]
+) -> tuple[bool, str]:
+    try:
+        receipt = read_receipt(archive, copy.location)
+        if receipt is None:
+            return False, f"{archive.address}/{copy.location} has no receipt any more"
+        with place.watch(f"drill {copy.step}", receipt.bytes) as progress:
+            restored = restore_checkpoint(archive, receipt, folder, place.transfer(progress))
+    except CopyStopped:
+        raise
+    except (ArchiveError, CopyError, ValueError) as error:
+        return False, one_line(error)
+    found = look(restored)
+    return found.passed, "restored, and read by the trainer" if found.passed else f"restored, but: {found.text}"
+
+
+def _remove(folder: Path) -> None:
+    """The folder is of drills alone."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)

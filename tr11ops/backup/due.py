@@ -1,0 +1,122 @@
+"""What a round copies where, what is copied already, and what is not copied and why. Pure.
+
+A copy counts when it is sound, and of the very checkpoint that is here: one that was trained anew has another identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tr11ops.backup.records import CopyRecord, Kind
+from tr11ops.backup.schedule import CopyPolicy, Wanted, in_order, wanted_copies
+from tr11ops.checkpoints.scan import CheckpointRow
+
+
+@dataclass(frozen=True)
+class Due:
+    """One copy to make. `archive` is its name on record; `mends`: it replaces what is wrong in a damaged copy."""
+
+    step: int
+    kind: Kind
+    archive: str
+    why: str
+    identity: str
+    mends: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`left` are checkpoints that are not copied anywhere by this plan, each with its reason."""
+
+    due: tuple[Due, ...]
+    copied: tuple[CopyRecord, ...]
+    left: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for instead of what the card wants. No steps: what the card wants, of one kind if given."""
+
+    steps: tuple[int, ...] = ()
+    kind: Kind | None = None
+
+
+def plan_round(
+    policy: CopyPolicy,
+    rows: Sequence[CheckpointRow],
+    copies: Iterable[CopyRecord],
+    last_step: int,
+    archives: Sequence[str],
+    asked: Asked = Asked(),
+) -> Plan:
+    """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
+    here = {row.step: row for row in rows if is_whole(row)}
+    known = [copy for copy in copies if copy.archive in archives]
+    of_here = [copy for copy in known if copy.step not in here or copy.identity == here[copy.step].identity]
+    if asked.steps:
+        wanted: tuple[Wanted, ...] = tuple(_by_hand(asked, archives))
+    else:
+        steps = sorted(here.keys() | {copy.step for copy in of_here if copy.is_sound})
+        wanted = wanted_copies(policy, steps, last_step)
+        wanted = tuple(copy for copy in wanted if copy.archive in archives and asked.kind in (None, copy.kind))
+    due: list[Due] = []
+    copied: list[CopyRecord] = []
+    for copy in wanted:
+        sound = next((record for record in of_here if record.is_sound and _is_that(record, copy)), None)
+        if sound is not None:
+            copied.append(sound)
+        elif copy.step in here:
+            broken = any(not record.is_sound and _is_that(record, copy) for record in of_here)
+            why = f"{copy.why}; the copy is damaged" if broken else copy.why
+            due.append(Due(copy.step, copy.kind, copy.archive, why, here[copy.step].identity, broken))
+    if not asked.steps:
+        due += _damaged_beside(of_here, here, due, asked.kind)
+    touched = {copy.step for copy in due} | {copy.step for copy in copied}
+    left = tuple(_left(rows, touched, known)) if not asked.steps else ()
+    return Plan(in_order(due), tuple(copied), left)
+
+
+def is_whole(row: CheckpointRow) -> bool:
+    """Whether a checkpoint may be copied: whole by its manifest, or of the original's layout, which has none."""
+    return not row.faults and bool(row.identity) and row.manifest in {"read", "foreign"}
+
+
+def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[Wanted]:
+    for step in sorted(set(asked.steps)):
+        for name in archives:
+            yield Wanted(step, asked.kind or "full", name, "by hand")  # type: ignore[arg-type]
+
+
+def _is_that(record: CopyRecord, wanted: Wanted) -> bool:
+    """Whether a record is of the wanted copy; a whole one holds all that the others do."""
+    kinds = {wanted.kind, "full"}
+    return (record.archive, record.step) == (wanted.archive, wanted.step) and record.kind in kinds
+
+
+def _damaged_beside(
+    copies: Iterable[CopyRecord], here: dict[int, CheckpointRow], due: Sequence[Due], kind: Kind | None
+) -> list[Due]:
+    """Damaged copies that no rule asks for any more, but that can be mended from what is here."""
+    known = {(copy.step, copy.kind, copy.archive) for copy in due}
+    return [
+        Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, mends=True)
+        for copy in copies
+        if not copy.is_sound and copy.step in here and kind in (None, copy.kind)
+        and (copy.step, copy.kind, copy.archive) not in known
+        and copy.identity == here[copy.step].identity
+    ]  # fmt: skip
+
+
+def _left(rows: Sequence[CheckpointRow], touched: set[int], copies: Sequence[CopyRecord]) -> Iterator[tuple[int, str]]:
+    for row in rows:
+        if row.step in touched:
+            continue
+        if row.faults:
+            yield row.step, f"not whole: {row.faults[0]}"
+        elif not is_whole(row):
+            yield row.step, "no checkpoint that tr11 knows"
+        elif any(copy.step == row.step and copy.is_sound and copy.identity == row.identity for copy in copies):
+            yield row.step, "copied already, by hand"
+        else:
+            yield row.step, "no key of [backup] asks for it"

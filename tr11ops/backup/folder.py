@@ -1,0 +1,190 @@
+"""An archive that is a folder of another file system.
+
+A file is written as `.NAME.IDENTITY.part` beside its place, flushed, and renamed; a copy is put together under a hidden
+name and renamed as a whole. What is read back comes from the disk as far as the system lets go of its cache.
+
+The folder must be there: where a file system is not mounted, its empty mount point must not be taken for the archive.
+`tr11-archive.json` in it names the run that it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from tr11ops.backup.base import ArchiveAway, ArchiveRefused, FarFile, is_unfinished
+from tr11ops.backup.folder_files import (
+    FolderUpload,
+    let_go,
+    link_unless_taken,
+    make_folders,
+    newest_time,
+    part_path,
+    raise_unless_missing,
+    sync_folder,
+    translated,
+)
+from trainer.contract import read_json
+
+MARKER_FILE = "tr11-archive.json"
+MARKER_SCHEMA = 1
+READ_BYTES = 1 << 20
+
+
+class FolderArchive:
+    """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of copies in it.
+
+    Raises ArchiveRefused when the folder is not there, is another run's, or is empty although it holds copies.
+    """
+
+    renames = True
+
+    def __init__(self, folder: Path, name: str, run: str, *, has_copies: bool = False) -> None:
+        self.name = name
+        self.address = str(folder)
+        self._folder = folder
+        self._run = run
+        self._is_marked = False
+        self._inner: set[Path] = set()  # folders that no link leads out of, once looked at
+        with translated(folder):
+            if not folder.is_dir():
+                raise ArchiveRefused(
+                    f"{folder} is not there: is its file system mounted? To begin an archive here: mkdir {folder}"
+                )
+            self._device = folder.stat().st_dev
+            self._check_marker(has_copies)
+
+    def look(self, path: str) -> FarFile | None:
+        place = self._place(path)
+        with translated(place):
+            try:
+                facts = place.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return FarFile(path, facts.st_size) if place.is_file() else None
+
+    def list(self, folder: str) -> Iterator[FarFile]:
+        top = self._place(folder) if folder else self._folder
+        with translated(top):
+            for root, folders, names in os.walk(top, onerror=raise_unless_missing):
+                folders[:] = [name for name in folders if not is_unfinished(name)]
+                for name in names:
+                    path = Path(root, name)
+                    if not is_unfinished(name) and path.is_file():
+                        yield FarFile(path.relative_to(self._folder).as_posix(), path.stat().st_size)
+
+    def upload(self, path: str, size: int, identity: str) -> FolderUpload:
+        place = self._place(path)
+        with translated(place):
+            self._mark()
+            make_folders(self._folder, place.parent)
+            return FolderUpload(place, part_path(place, identity), size)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        place = self._place(path)
+        with translated(place), place.open("rb", buffering=0) as stream:
+            let_go(stream.fileno())
+            stream.seek(offset)
+            left = length if length is not None else place.stat().st_size
+            while left and (piece := stream.read(min(left, READ_BYTES))):
+                left -= len(piece)
+                yield piece
+            let_go(stream.fileno())
+
+    def put(self, path: str, content: bytes) -> None:
+        upload = self.upload(path, len(content), hashlib.sha256(content).hexdigest())
+        try:
+            upload.write(content[upload.offset :])
+            upload.finish()
+        finally:
+            upload.leave()
+
+    def move(self, path: str, to: str) -> None:
+        place, goal = self._place(path), self._place(to)
+        with translated(place):
+            if not os.path.lexists(place):
+                raise ArchiveRefused(f"{place} is not there, and cannot get the name {goal.name}")
+            if os.path.lexists(goal):
+                raise ArchiveRefused(f"{goal} is there already, and is not replaced")
+            self._mark()
+            make_folders(self._folder, goal.parent)
+            for root, _, _ in os.walk(place):
+                sync_folder(Path(root))
+            place.rename(goal)
+            sync_folder(goal.parent)
+
+    def free_bytes(self) -> int | None:
+        """What the file system says; a quota may leave less."""
+        with translated(self._folder):
+            facts = os.statvfs(self._folder)
+            return facts.f_bavail * facts.f_frsize
+
+    def sweep(self, older_than: float) -> int:
+        count = 0
+        with translated(self._folder):
+            for root, folders, names in os.walk(self._folder):
+                for name in [name for name in folders if is_unfinished(name)]:
+                    folders.remove(name)
+                    if newest_time(Path(root, name)) < older_than:
+                        shutil.rmtree(Path(root, name))
+                        count += 1
+                for name in names:
+                    path = Path(root, name)
+                    if is_unfinished(name) and path.lstat().st_mtime < older_than:
+                        path.unlink(missing_ok=True)
+                        count += 1
+        return count
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _place(self, path: str) -> Path:
+        """Where a file of the archive lies. Raises ArchiveRefused when the path leads out of the archive."""
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise ArchiveRefused(f"{path!r} is no place in an archive")
+        place = self._folder.joinpath(*parts)
+        if place.parent not in self._inner:
+            home = os.path.realpath(self._folder)
+            if os.path.commonpath([home, os.path.realpath(place.parent)]) != home:
+                raise ArchiveRefused(f"{place} leads out of the archive {self._folder} through a link")
+            self._inner.add(place.parent)
+        return place
+
+    def _check_marker(self, has_copies: bool) -> None:
+        path = self._folder / MARKER_FILE
+        try:
+            marker = read_json(path)
+        except ValueError:
+            raise ArchiveRefused(f"{path} cannot be read; it names the run that the archive belongs to") from None
+        if marker is None and has_copies:
+            raise ArchiveRefused(
+                f"{self._folder} holds no {MARKER_FILE}, although copies were made there: is its file system mounted?"
+            )
+        if marker is not None and marker.get("run") != self._run:
+            raise ArchiveRefused(
+                f"{self._folder} is the archive of {marker.get('run')!r}, not of {self._run!r}; name another folder in "
+                "backup.store"
+            )
+        self._is_marked = marker is not None
+
+    def _mark(self) -> None:
+        """Name the run before the first byte comes. Of two runs that begin at once, one is refused."""
+        if self._folder.stat().st_dev != self._device:
+            raise ArchiveAway(f"{self._folder} is on another file system than before: is it mounted?")
+        if self._is_marked:
+            return
+        text = json.dumps({"run": self._run, "schema": MARKER_SCHEMA}) + "\n"
+        draft = self._folder / f".{MARKER_FILE}.{secrets.token_hex(6)}.part"
+        draft.write_text(text, encoding="utf-8")
+        draft.chmod(0o664)
+        try:
+            link_unless_taken(draft, self._folder / MARKER_FILE)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._check_marker(has_copies=True)

@@ -1,0 +1,241 @@
+"""One file of an archive on its way: sent, read back, and sent again if it came back changed.
+
+A file of the archive is one file of the checkpoint, or a tar of all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tr11ops.backup.base import Archive, ArchiveFull
+from tr11ops.backup.checking import Checker, Stretch, stretches_of
+from tr11ops.backup.retrying import T, persist
+from tr11ops.backup.source import Source, SourceFile
+from tr11ops.backup.tar_layout import Filler
+from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged, Transfer
+from tr11ops.units import size
+
+_LONGEST_NAP_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file of the archive, `path` below the copy's place ("" where the copy is one file).
+
+    `identity` tells its content from any other's, so that what was left of another is not taken for a part of it.
+    """
+
+    path: str
+    parts: tuple[Filler | SourceFile, ...]
+    identity: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def far_path(self, place: str) -> str:
+        """Where it is when the copy is at `place`."""
+        return f"{place}/{self.path}" if self.path else place
+
+
+class Carrier:
+    """Carries items of one checkpoint to one archive. Its methods may be called by many threads at once."""
+
+    def __init__(self, archive: Archive, source: Source, transfer: Transfer) -> None:
+        self._archive = archive
+        self._source = source
+        self._transfer = transfer
+        self._abort = threading.Event()
+        self._counting = threading.Lock()
+        self._digests = {file.path: file.digest for file in source.all_files if file.digest is not None}
+
+    def digest(self, path: str) -> str:
+        """The SHA-256 of a file of the checkpoint that was carried."""
+        return self._digests[path]
+
+    def abort(self) -> None:
+        """Have all threads end soon: one of them failed."""
+        self._abort.set()
+
+    def carry(self, item: Item, far: str) -> None:
+        """Send an item to `far` unless it is there, and read it back.
+
+        Raises CopyDiffers when it never comes back as it was sent, the errors of the source, CopyStopped, ArchiveError.
+        """
+        found = self.persist(lambda: self._archive.look(far))
+        is_there = found is not None and found.bytes == item.bytes
+        fault = None
+        for attempt in range(self._transfer.resends + 1):
+            sent = _Progress(None if attempt else self._count)
+            if is_there:
+                self._learn(item, sent)
+            else:
+                self._send(item, far, sent)
+            fault = self._differs(item, far, is_counted=not attempt)
+            if fault is None:
+                return
+            is_there = False
+            self._transfer.say(fault)
+        raise CopyDiffers(f"{fault}, although it was sent {self._transfer.resends + 1} times; nothing was published")
+
+    def persist(self, action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
+        """`action()`, tried again while the archive is away."""
+        return persist(action, self._transfer.retrying, self._wait, self._transfer.say, progress)
+
+    # ------------------------------------------------------------------ there
+    def _send(self, item: Item, far: str, sent: _Progress) -> None:
+        def send() -> None:
+            upload = self._archive.upload(far, item.bytes, item.identity)
+            position = upload.offset
+            sent.reach(position)
+            try:
+                check_room(self._archive.address, self._archive.free_bytes(), item.bytes - position)
+                for piece in self._pieces(item, position):
+                    self._transfer.sending.take(len(piece))
+                    upload.write(piece)
+                    position += len(piece)
+                    sent.reach(position)
+                upload.finish()
+            except BaseException:
+                upload.leave()
+                raise
+
+        self.persist(send, lambda: sent.reached)
+
+    def _learn(self, item: Item, sent: _Progress) -> None:
+        """Make sure that the digests of an item that was sent before are known."""
+        for _ in self._pieces(item, item.bytes):
+            pass
+        sent.reach(item.bytes)
+
+    def _pieces(self, item: Item, start: int) -> Iterator[bytes]:
+        """The item's bytes from `start` on, from the source; an error, when they are not those of the manifest.
+
+        Files whose beginning was sent by an earlier try are not read again for their digest, if the manifest says it:
+        what is read back is compared with that, and if it differs all is sent from the beginning.
+        """
+        for part in item.parts:
+            skipped, start = min(part.bytes, start), max(0, start - part.bytes)
+            if part.content is not None:
+                self._check()
+                if skipped < part.bytes:
+                    yield part.content[skipped:]
+            elif skipped < part.bytes or not part.bytes or part.path not in self._digests:
+                yield from self._read(part, skipped)
+
+    def _read(self, file: SourceFile, skipped: int) -> Iterator[bytes]:
+        """One file of the checkpoint, from a byte on. Raises SourceChanged or SourceDamaged after its last byte."""
+        path = self._source.folder / file.path
+        is_whole = not skipped or file.path not in self._digests
+        digest, position = hashlib.sha256(), 0 if is_whole else skipped
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                before = os.fstat(descriptor)
+                os.lseek(descriptor, position, os.SEEK_SET)
+                while piece := os.read(descriptor, min(file.bytes - position, self._transfer.piece_bytes)):
+                    self._check()
+                    if is_whole:
+                        digest.update(piece)
+                    new = max(0, skipped - position)
+                    position += len(piece)
+                    if new < len(piece):
+                        yield piece[new:]
+                after = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise self._fault(file, "it is gone", False) from None
+        except OSError as error:
+            raise CopyError(f"{path} cannot be read: {error.strerror or error}; nothing was published") from error
+        changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+        if position != file.bytes or after.st_size != file.bytes:
+            raise self._fault(file, f"it has {after.st_size} bytes instead of {file.bytes}", changed)
+        if is_whole and self._digests.setdefault(file.path, digest.hexdigest()) != digest.hexdigest():
+            raise self._fault(file, "its digest differs from the manifest's", changed)
+
+    def _fault(self, file: SourceFile, what: str, changed: bool) -> CopyError:
+        path = self._source.folder / file.path
+        if changed or not self._source.is_unchanged():
+            return SourceChanged(f"{path} was changed while it was copied: {what}; nothing was published")
+        return SourceDamaged(f"{path}: {what}; nothing was published. Restore it from another copy, or prune the step")
+
+    # ------------------------------------------------------------------ and back
+    def _differs(self, item: Item, far: str, is_counted: bool) -> str | None:
+        """What is wrong with an item as the archive gives it back; None when every byte is right.
+
+        A tar is read in several places at once.
+        """
+        stretches = stretches_of(item.parts, self._transfer.parallel)
+        if len(stretches) == 1:
+            faults = [self._stretch_differs(far, stretches[0], True, is_counted)]
+        else:
+            with ThreadPoolExecutor(len(stretches), thread_name_prefix="backup-read") as threads:
+                begun = [
+                    threads.submit(self._stretch_differs, far, stretch, stretch is stretches[-1], is_counted)
+                    for stretch in stretches
+                ]
+                faults = [future.result() for future in begun]
+        faults = [fault for fault in faults if fault is not None]
+        return f"{self._archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
+
+    def _stretch_differs(self, far: str, stretch: Stretch, is_last: bool, is_counted: bool) -> str | None:
+        checker, read = Checker(stretch, self._digests), _Progress(self._count if is_counted else None)
+
+        def read_on() -> str | None:
+            left = stretch.bytes - checker.position
+            if stretch.bytes and not left:
+                return None
+            for piece in self._archive.read(far, stretch.offset + checker.position, None if is_last else left):
+                self._check()
+                self._transfer.reading.take(len(piece))
+                fault = checker.feed(piece)
+                if fault is not None:
+                    return fault
+                read.reach(checker.position)
+            return checker.end()
+
+        return self.persist(read_on, lambda: checker.position)
+
+    # ------------------------------------------------------------------ stopping and counting
+    def _check(self) -> None:
+        self._transfer.check_stop()
+        if self._abort.is_set():
+            raise CopyStopped("another file of the checkpoint could not be copied")
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._check()
+            self._transfer.stop.wait(min(left, _LONGEST_NAP_SECONDS))
+        self._check()
+
+    def _count(self, count: int) -> None:
+        with self._counting:
+            self._transfer.on_bytes(count)
+
+
+def check_room(address: str, free: int | None, needed: int) -> None:
+    """Raise ArchiveFull when so many bytes will not fit."""
+    if free is not None and needed > free:
+        raise ArchiveFull(f"{address} has no room: {size(free)} are free, {size(needed)} are still to come")
+
+
+class _Progress:
+    """How far one pass over an item came; what a second try goes over again is not counted twice."""
+
+    def __init__(self, count: Callable[[int], None] | None) -> None:
+        self._on_bytes = count
+        self.reached = 0
+
+    def reach(self, position: int) -> None:
+        if position > self.reached:
+            if self._on_bytes is not None:
+                self._on_bytes(position - self.reached)
+            self.reached = position

@@ -1,0 +1,200 @@
+"""What the rounds leave for others to read: one file for each archive, the last drill, and the summary of all.
+
+    state/backup/archives/NAME.json    the last round of one archive: success, fault, rate, re-reading
+    state/backup/drill.json            the last restore that was tried
+    state/backup/status.json           for tr11 status and the alerts; made of the records, so it can be made anew
+
+The summary's `time` is that of the last success at any archive: absent before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tr11ops.backup.records import CopyRecord, read_copies
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import read_json, write_json
+
+SCHEMA = 1
+R = TypeVar("R", "ArchiveState", "DrillRecord")
+
+
+@dataclass(frozen=True)
+class ArchiveState:
+    """One archive as its last round left it. Times in seconds since the epoch, `rate` in bytes a second, read back.
+
+    `success`: when a round last did all that it had to do; `fault`: why the last one did not, "" if it did.
+    `reread_round`: when files were last read in turn; `unread`: when the byte that waits longest was last read.
+    """
+
+    archive: str
+    address: str
+    time: float
+    success: float | None = None
+    fault: str = ""
+    rate: float | None = None
+    reread_round: float | None = None
+    unread: float | None = None
+    copies: int = 0
+    bytes: int = 0
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class DrillRecord:
+    """One restore that was tried: from where, which step, and what came of it."""
+
+    time: float
+    archive: str
+    step: int
+    passed: bool
+    message: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    schema: int = SCHEMA
+
+
+def backup_folder(directory: RunDirectory) -> Path:
+    """state/backup."""
+    return directory.paths.state / "backup"
+
+
+def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
+    """The last round of an archive; None where there was none. Raises OSError, ValueError."""
+    return _read(ArchiveState, backup_folder(directory) / "archives" / f"{archive}.json")
+
+
+def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
+    """As `read_archive_state` for a round that writes the file anew: garbage counts as none. Raises OSError."""
+    try:
+        return read_archive_state(directory, archive)
+    except (ValueError, RecursionError):
+        return None
+
+
+def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
+    """Put a round on record. Raises OSError."""
+    folder = backup_folder(directory) / "archives"
+    make_shared(folder)
+    write_json(folder / f"{state.archive}.json", asdict(state))
+
+
+def read_drill(directory: RunDirectory) -> DrillRecord | None:
+    """The last drill; None where there was none. Raises OSError, ValueError."""
+    return _read(DrillRecord, backup_folder(directory) / "drill.json")
+
+
+def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
+    """Put a drill on record. Raises OSError."""
+    make_shared(backup_folder(directory))
+    write_json(backup_folder(directory) / "drill.json", asdict(drill))
+
+
+def _read(kind: type[R], path: Path) -> R | None:
+    value = read_json(path)
+    if value is None:
+        return None
+    if value.get("schema", 0) > SCHEMA:
+        raise ValueError(f"{path} was written by a newer tr11")
+    try:
+        return kind(**{entry.name: value[entry.name] for entry in fields(kind) if entry.name in value})
+    except TypeError as error:
+        raise ValueError(f"{path} holds no {kind.__name__}: {error}") from None
+
+
+# ----------------------------------------------------------------------------- the summary
+def damage_line(copy: CopyRecord, others: Iterable[CopyRecord], is_here: bool) -> str:
+    """One damaged copy in a line: where, how much, and where the same can still be had."""
+    count = len(copy.damaged)
+    files = copy.damaged[0] if count == 1 else f"{count} files, e.g. {copy.damaged[0]}"
+    sound = sorted({other.archive for other in others if is_same(copy, other) and other.is_sound})
+    places = (["the run directory"] if is_here else []) + [f"the {name}" for name in sound]
+    rest = f"whole in {' and '.join(places)}" if places else "NO OTHER COPY IS KNOWN"
+    return f"{copy.archive}: step {copy.step} ({copy.kind}): {files}; {rest}"
+
+
+def is_same(copy: CopyRecord, other: CopyRecord) -> bool:
+    """Whether another copy holds all that this one does."""
+    covers = other.kind == "full" or copy.kind != "full"
+    return covers and other != copy and (other.step, other.identity) == (copy.step, copy.identity)
+
+
+def summary(
+    copies: Iterable[CopyRecord], states: Sequence[ArchiveState], here: Mapping[int, str]
+) -> dict[str, Any] | None:
+    """The content of status.json; None before there is anything to say. `here`: steps that are here, by identity.
+
+    A copy of a step that was trained anew is no copy of the step that is here now.
+    """
+    addresses = {state.archive: state.address for state in states if state.address}
+    known = [copy for copy in copies if addresses.get(copy.archive, copy.address) == copy.address]
+    current = [copy for copy in known if copy.is_sound and here.get(copy.step, copy.identity) == copy.identity]
+    successes = [state.success for state in states if state.success is not None]
+    times = [*successes, *(copy.verified for copy in known)]
+    if not times:
+        return None
+    copied: dict[str, dict[str, list[int]]] = {}
+    for copy in sorted(current, key=lambda copy: copy.step):
+        copied.setdefault(copy.archive, {}).setdefault(copy.kind, []).append(copy.step)
+    faults = [f"{state.archive}: {state.fault}" for state in states if state.fault]
+    return {
+        "schema": SCHEMA,
+        "time": max(times),
+        "step": max((copy.step for copy in current), default=None),
+        "message": "; ".join(faults),
+        "copied": copied,
+        "damaged": [
+            damage_line(copy, known, here.get(copy.step) == copy.identity) for copy in standing(known) if copy.damaged
+        ],
+    }
+
+
+def standing(copies: Iterable[CopyRecord]) -> list[CopyRecord]:
+    """The copies without those damaged ones that were made anew since, beside them in the same archive."""
+    known = list(copies)
+    return [
+        copy
+        for copy in known
+        if copy.is_sound
+        or not any(
+            other.is_sound and (other.archive, other.kind, other.step, other.identity)
+            == (copy.archive, copy.kind, copy.step, copy.identity)
+            for other in known
+        )
+    ]  # fmt: skip
+
+
+def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[int, str]) -> None:
+    """Write status.json from what is on record. Raises OSError, ValueError.
+
+    Two archives' rounds may end together: it is looked at again after it was written, until both agree.
+    """
+    archives = list(names)
+    before = None
+    for _ in range(3):
+        states = [state for state in (last_state(directory, name) for name in archives) if state is not None]
+        now = summary(read_copies(directory), states, here)
+        if now is None or now == before:
+            return
+        make_shared(backup_folder(directory))
+        write_json(backup_folder(directory) / "status.json", now)
+        before = now
+
+
+def after_round(
+    before: ArchiveState | None, archive: str, address: str, now: float, copies: Iterable[CopyRecord], fault: str
+) -> ArchiveState:
+    """An archive's state after a round: what is not known anew is kept, unless another archive took its place."""
+    kept = before if before is not None and before.address == address else ArchiveState(archive, address, now)
+    sound = [copy for copy in copies if copy.is_sound]
+    return replace(
+        kept,
+        time=now,
+        success=kept.success if fault else now,
+        fault=fault,
+        copies=len(sound),
+        bytes=sum(copy.bytes for copy in sound),
+    )

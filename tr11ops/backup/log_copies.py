@@ -1,0 +1,157 @@
+"""The logs and TensorBoard events in an archive: each file as long as it ever was, whatever becomes of it here.
+
+    ARCHIVE/NAME-logs/...                      as in the run directory, without .git and what is hidden
+    state/backup/logs/ARCHIVE.json             what was copied: {path: [bytes, time in ns]}
+
+A file that is longer than its copy takes its place, whole and read back. One that is shorter, or has another beginning,
+is another file: it gets a place beside, with its digest in the name. Nothing is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.reread import differs
+from tr11ops.backup.retrying import persist
+from tr11ops.backup.transfer import Transfer
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import read_json, write_json
+
+SCHEMA = 1
+ATTEMPTS = 3  # to get back what was sent
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file as it was when it was looked at: what is appended later goes with the next round."""
+
+    path: str  # relative to the folder of logs
+    bytes: int
+    changed: int  # nanoseconds
+
+
+@dataclass(frozen=True)
+class LogCopies:
+    """What came of one round: files and bytes that were sent, and files that could not be read here."""
+
+    files: int
+    bytes: int
+    faults: tuple[str, ...] = ()
+
+
+def log_files(folder: Path) -> tuple[LogFile, ...]:
+    """All logs and events of a run. What goes away meanwhile is left out. Raises OSError."""
+    return tuple(sorted(_walk(folder, ""), key=lambda file: file.path))
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[LogFile]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.name.startswith("."):  # .git, and files that are being written
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_file(follow_symlinks=False):
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield LogFile(prefix + entry.name, facts.st_size, facts.st_mtime_ns)
+
+
+def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> LogCopies:
+    """Copy what changed. Raises ArchiveError, CopyStopped, OSError; what was copied until then is on record."""
+    folder = directory.paths.published
+    book = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
+    known = _known(book, archive.address)
+    count = size = 0
+    faults = []
+    for file in log_files(folder):
+        if known.get(file.path) == [file.bytes, file.changed]:
+            continue
+        transfer.check_stop()
+        try:
+            was_sent = _copy(archive, folder, f"{folder.name}/{file.path}", file, transfer)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            faults.append(f"{folder / file.path}: {error.strerror or error}")
+            continue
+        known[file.path] = [file.bytes, file.changed]
+        count, size = count + was_sent, size + file.bytes * was_sent
+        make_shared(book.parent)
+        write_json(book, {"schema": SCHEMA, "address": archive.address, "files": known})
+    return LogCopies(count, size, tuple(faults))
+
+
+def _known(book: Path, address: str) -> dict[str, list[int]]:
+    """What is on record; without it, or with garbage, all is compared by being sent again."""
+    try:
+        value = read_json(book) or {}
+    except ValueError:
+        return {}
+    files = value.get("files")
+    return dict(files) if value.get("address") == address and isinstance(files, Mapping) else {}
+
+
+def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Transfer) -> bool:
+    """Have the file there; returns whether it had to be sent."""
+    content = folder / file.path
+    digest = _digest(content, file.bytes)
+    there = persist(lambda: archive.look(far), transfer.retrying, transfer.wait, transfer.say)
+    if there is not None:
+        begins_alike = there.bytes <= file.bytes and not differs(
+            archive, far, 0, there.bytes, _digest(content, there.bytes), transfer
+        )
+        if begins_alike and there.bytes == file.bytes:
+            return False
+        if not begins_alike:
+            far = f"{far}.{digest[:8]}"
+    for attempt in range(ATTEMPTS):
+        persist(lambda: _send(archive, content, far, file, transfer), transfer.retrying, transfer.wait, transfer.say)
+        fault = differs(archive, far, 0, file.bytes, digest, transfer)
+        if not fault:
+            return True
+        transfer.say(f"{far}: {fault}" + ("; sending it again" if attempt < ATTEMPTS - 1 else ""))
+    raise OSError(f"the archive gives back other bytes than were sent, {ATTEMPTS} times")
+
+
+def _send(archive: Archive, content: Path, far: str, file: LogFile, transfer: Transfer) -> None:
+    upload = archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}")
+    try:
+        with content.open("rb") as stream:
+            stream.seek(upload.offset)
+            left = file.bytes - upload.offset
+            while left > 0:
+                transfer.check_stop()
+                piece = stream.read(min(left, transfer.piece_bytes))
+                if not piece:
+                    raise FileNotFoundError(f"{content} was cut while it was read")
+                transfer.sending.take(len(piece))
+                upload.write(piece)
+                left -= len(piece)
+        upload.finish()
+    except BaseException:
+        upload.leave()
+        raise
+
+
+def _digest(path: Path, length: int) -> str:
+    """SHA-256 of a file's first bytes. Raises FileNotFoundError when it has less."""
+    digest, left = hashlib.sha256(), length
+    with path.open("rb") as stream:
+        while left > 0:
+            piece = stream.read(min(left, 1 << 20))
+            if not piece:
+                raise FileNotFoundError(f"{path} was cut while it was read")
+            digest.update(piece)
+            left -= len(piece)
+    return digest.hexdigest()

@@ -1,0 +1,88 @@
+"""The receipt that lies beside each copy at the far side: written last, so what has none is no copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.records import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
+
+MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
+TAR_SUFFIX = ".tar"
+
+
+def receipt_path(location: str) -> str:
+    """Where the receipt of the copy at `location` (a folder or a tar) lies."""
+    return location.removesuffix(TAR_SUFFIX) + RECEIPT_SUFFIX
+
+
+def read_receipt(archive: Archive, location: str) -> Receipt | None:
+    """The receipt of one copy, or None when there is none. Raises ArchiveError; ValueError when it is damaged."""
+    path = receipt_path(location)
+    return None if archive.look(path) is None else _read(archive, path)
+
+
+def list_receipts(archive: Archive, variant: str) -> tuple[Receipt, ...]:
+    """Receipts of all copies of a variant, by step. Raises as `read_receipt` does."""
+    found = []
+    for kind in get_args(Kind):
+        folder = f"{FOLDERS[kind]}/{variant}"
+        for file in archive.list(folder):
+            name = file.path.removeprefix(f"{folder}/")
+            if "/" not in name and name.endswith(RECEIPT_SUFFIX):
+                found.append(_read(archive, file.path))
+    return tuple(sorted(found, key=lambda receipt: (receipt.step, receipt.kind, receipt.location)))
+
+
+def write_receipt(archive: Archive, receipt: Receipt) -> None:
+    """Put the receipt beside its copy; from then on the copy counts. Raises ArchiveError."""
+    archive.put(receipt_path(receipt.location), format_receipt(receipt))
+
+
+def format_receipt(receipt: Receipt) -> bytes:
+    """The receipt's file: JSON, one line for each file of the copy."""
+    value = asdict(receipt)
+    files = ",\n".join(f"  {json.dumps(file, sort_keys=True)}" for file in value.pop("files"))
+    rest = json.dumps(value, sort_keys=True)
+    return f'{rest[:-1]}, "files": [\n{files}\n]}}\n'.encode()
+
+
+def parse_receipt(content: bytes, where: str) -> Receipt:
+    """The receipt in these bytes. Raises ValueError, which names `where`, when they are none or of a newer tr11."""
+    try:
+        value = json.loads(content)
+        if not isinstance(value, dict):
+            raise TypeError("no JSON object")
+        if value.get("schema", 0) > SCHEMA:
+            raise ValueError("written by a newer tr11")
+        return _parse(value)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{where} is not the receipt of a copy ({' '.join(str(error).split())})") from None
+
+
+def _parse(value: Mapping[str, Any]) -> Receipt:
+    known = {entry.name: value[entry.name] for entry in fields(Receipt) if entry.name in value}
+    files = tuple(
+        CopiedFile(str(file["path"]), int(file["bytes"]), str(file["digest"]), file.get("offset"))
+        for file in value["files"]
+    )
+    receipt = Receipt(**{**known, "files": files})
+    if receipt.kind not in FOLDERS or receipt.format not in ("files", "tar"):
+        raise ValueError(f"kind {receipt.kind!r}, format {receipt.format!r}")
+    return receipt
+
+
+def _read(archive: Archive, path: str) -> Receipt:
+    content = bytearray()
+    for piece in archive.read(path):
+        content += piece
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"{path} is not the receipt of a copy (it has more than {MOST_BYTES} bytes)")
+    where = f"{archive.address}/{path}"
+    receipt = parse_receipt(bytes(content), where)
+    if receipt_path(receipt.location) != path:
+        raise ValueError(f"{where} is the receipt of {receipt.location}: it was renamed; give its name back")
+    return receipt

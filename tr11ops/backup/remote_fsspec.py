@@ -1,0 +1,190 @@
+"""An archive in any file system of fsspec's.
+
+A file is sent whole under a hidden name and then moved; one that was cut off is sent again from its beginning.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Upload
+from tr11ops.backup.remote_errors import error_of_exception
+from tr11ops.backup.remote_marker import RunMarker
+
+PARTS = ".tr11-parts"
+PIECE_BYTES = 4 << 20
+
+
+class FsspecArchive:
+    """An `Archive` in any file system of fsspec's."""
+
+    renames = False
+
+    def __init__(self, name: str, address: str, files: Any, root: str, run: str = "") -> None:
+        self.name = name
+        self.address = address
+        self._files = files
+        self._root = root
+        self._marker = RunMarker(self, run)
+
+    def look(self, path: str) -> FarFile | None:
+        with self._asking(path):
+            facts = self._facts(self._full(path))
+        return None if facts is None else FarFile(path, int(facts["size"] or 0))
+
+    def list(self, folder: str) -> Iterator[FarFile]:
+        with self._asking(folder):
+            found = self._find(folder.strip("/"))
+        for path, facts in found:
+            if not path.startswith(f"{PARTS}/"):
+                yield FarFile(path, int(facts["size"] or 0))
+
+    def upload(self, path: str, size: int, identity: str) -> Upload:
+        self._marker.require()
+        part = f"{PARTS}/{secrets.token_hex(8)}"
+        return _PartUpload(self, self._files, path, self._full(part), size)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        with self._asking(path):
+            try:
+                stream = self._files.open(self._full(path), "rb", cache_type="none")
+            except FileNotFoundError:
+                raise ArchiveRefused(f"{self.address}/{path}: is not there") from None
+            with stream:
+                stream.seek(offset)
+                left = length
+                while left is None or left > 0:
+                    piece = stream.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left))
+                    if not piece:
+                        break
+                    left = None if left is None else left - len(piece)
+                    yield piece
+
+    def put(self, path: str, content: bytes) -> None:
+        upload = self.upload(path, len(content), "")
+        upload.write(content)
+        upload.finish()
+
+    def move(self, path: str, to: str) -> None:
+        with self._asking(path):
+            if self._find(to):
+                raise ArchiveRefused(f"{self.address}/{to} is there already, and is not replaced")
+            found = self._find(path)
+            if not found:
+                raise ArchiveRefused(f"{self.address}/{path} is not there, and cannot get the name {to}")
+            for old, _ in found:
+                self.publish(self._full(old), f"{to}{old[len(path) :]}")
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def sweep(self, older_than: float) -> int:
+        count = 0
+        with self._asking(PARTS):
+            for path, facts in self._find(PARTS):
+                if _time_of(facts) < older_than:
+                    with suppress(FileNotFoundError):
+                        self._files.rm_file(self._full(path))
+                        count += 1
+        return count
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def publish(self, full: str, path: str) -> None:
+        """Give a whole file its name; where that takes copying, the old one goes last."""
+        with self._asking(path):
+            target = self._full(path)
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._files.mv_file(full, target) if hasattr(self._files, "mv_file") else self._files.mv(full, target)
+
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (ArchiveError, GeneratorExit):
+            raise
+        except Exception as error:  # every library has its own
+            raise error_of_exception(error, f"{self.address}/{path}", "its credentials") from None
+
+    def _facts(self, full: str) -> Mapping[str, Any] | None:
+        try:
+            facts: Mapping[str, Any] = self._files.info(full)
+        except FileNotFoundError:
+            return None
+        return facts if facts["type"] == "file" else None
+
+    def _find(self, folder: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        try:
+            found = self._files.find(self._full(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        return [(name[len(self._root) + 1 :], facts) for name, facts in found.items() if facts["type"] == "file"]
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+
+class _PartUpload:
+    """A file on its way under a hidden name."""
+
+    def __init__(self, archive: FsspecArchive, files: Any, path: str, part: str, size: int) -> None:
+        self.offset = 0
+        self._archive = archive
+        self._files = files
+        self._path = path
+        self._part = part
+        self._size = size
+        self._stream: Any = None
+
+    def write(self, piece: bytes) -> None:
+        with self._asking():
+            self._open().write(piece)
+
+    def finish(self) -> None:
+        with self._asking():
+            self._open().close()
+            arrived = int(self._files.info(self._part)["size"] or 0)
+            if arrived != self._size:
+                raise ArchiveAway(f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes")
+        self._archive.publish(self._part, self._path)
+
+    def leave(self) -> None:
+        if self._stream is not None:
+            with suppress(Exception):  # the connection may be gone; what is left there, the sweep removes
+                self._stream.close()
+            with suppress(Exception):
+                self._files.rm_file(self._part)
+            self._stream = None
+
+    def _open(self) -> Any:
+        if self._stream is None:
+            self._files.makedirs(self._part.rpartition("/")[0], exist_ok=True)
+            self._stream = self._files.open(self._part, "wb")
+        return self._stream
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except ArchiveError:
+            raise
+        except Exception as error:  # every library has its own
+            where = f"{self._archive.address}/{self._path}"
+            raise error_of_exception(error, where, "its credentials") from None
+
+
+def _time_of(facts: Mapping[str, Any]) -> float:
+    """When a file was written, in epoch seconds; now, when nobody says."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created", "modified"):
+        value = facts.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return time.time()

@@ -1,0 +1,335 @@
+"""A Google Cloud Storage bucket. gcsfs says who we are and where the bucket is; the bytes go over `remote_http`.
+
+Files above 4 MiB are sent through a resumable upload session, in requests of 64 MiB: after any failure, a kill -9
+included, the server is asked how much it has, and the rest is sent. Until the last byte is there nothing is to be seen,
+nothing has to be deleted afterwards, and the bucket may have a retention lock. Sessions live for a week.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Upload
+from tr11ops.backup.remote_errors import error_of_exception, error_of_status, wait_of
+from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
+from tr11ops.backup.remote_http import Answer, Client, Exchange
+from tr11ops.backup.remote_marker import RunMarker
+from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
+
+REQUEST_BYTES = 64 << 20
+QUANTUM_BYTES = 256 << 10  # a session takes multiples of this, but for its end
+SMALL_BYTES = 4 << 20  # sent in one request, without a session
+PIECE_BYTES = 256 << 10  # what was read of one that is cut off in the middle is read again
+TIMEOUT_SECONDS = 60.0
+_ENDED = {404, 410}  # a session that is over
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Where an archive lies: `endpoint` as http(s)://host:port, `prefix` without slashes at its ends.
+
+    `who`: which credentials are used, in words; `authorise` adds them to a request; `project` pays, where one must.
+    """
+
+    endpoint: str
+    name: str
+    prefix: str
+    who: str
+    authorise: Callable[[dict[str, str]], None]
+    project: str = ""
+    timeout: float = TIMEOUT_SECONDS
+    request_bytes: int = REQUEST_BYTES
+
+
+class GcsArchive:
+    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when nobody asks."""
+
+    renames = False
+
+    def __init__(self, name: str, address: str, bucket: Bucket, sessions: UploadSessions, run: str = "") -> None:
+        self.name = name
+        self.address = address
+        self._bucket = bucket
+        self._sessions = sessions
+        self._client = Client(bucket.endpoint, bucket.timeout, address, self._authorise)
+        self._is_there = threading.Event()
+        self._marker = RunMarker(self, run)
+
+    def look(self, path: str) -> FarFile | None:
+        answer = self._client.call("GET", self._object(path, fields="size"))
+        if answer.status == 404:
+            self._require_bucket()
+            return None
+        return FarFile(path, int(self._json(answer, path).get("size", 0)))
+
+    def list(self, folder: str) -> Iterator[FarFile]:
+        base = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
+        prefix = f"{base}{folder.strip('/')}/" if folder.strip("/") else base
+        token = ""
+        while True:
+            query = {"prefix": prefix, "fields": "items(name,size),nextPageToken", "maxResults": "1000"}
+            page = self._json(self._client.call("GET", self._objects(**query, pageToken=token)), "")
+            for item in page.get("items", ()):
+                if not item["name"].endswith("/"):  # else what a browser shows as an empty folder
+                    yield FarFile(item["name"][len(base) :], int(item.get("size", 0)))
+            token = page.get("nextPageToken", "")
+            if not token:
+                return
+
+    def upload(self, path: str, size: int, identity: str) -> Upload:
+        self._marker.require()
+        if size <= min(SMALL_BYTES, self._bucket.request_bytes):
+            return SmallUpload(self, path, size)
+        name = self._name(path)
+        saved = self._sessions.find(session_key(self._bucket.endpoint, self._bucket.name, name, size, identity))
+        if saved is not None:
+            offset = self._persisted(path, saved)
+            if offset is not None:
+                return SessionUpload(self, path, saved, offset)
+        return SessionUpload(self, path, self._begin(path, size, identity), 0)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        if length == 0:
+            return
+        headers = {"Cache-Control": "no-cache"}
+        if offset or length is not None:
+            headers["Range"] = f"bytes={offset}-" if length is None else f"bytes={offset}-{offset + length - 1}"
+        exchange = self._client.ask("GET", self._object(path, alt="media"), headers=headers)
+        response = exchange.response()
+        if response.status == 416:  # from the end on
+            exchange.abandon()
+            return
+        if response.status == 404:
+            exchange.abandon()
+            self._require_bucket()
+            raise ArchiveRefused(f"{self.address}/{path}: is not there")
+        if response.status not in {200, 206}:
+            raise self._error(exchange.finish(), path)
+        if offset and response.status != 206:
+            exchange.abandon()
+            raise ArchiveRefused(f"{self.address}/{path}: the server cannot read from a place inside a file")
+        yield from exchange.pieces(response, PIECE_BYTES)
+
+    def put(self, path: str, content: bytes) -> None:
+        target = self._uploads(uploadType="media", name=self._name(path))
+        headers = {"Content-Type": "application/octet-stream"}
+        made = self._json(self._client.call("POST", target, content, headers), path)
+        self.check_size(path, made, len(content))
+
+    def move(self, path: str, to: str) -> None:
+        """As the protocol says; one that was cut off may be called again."""
+        files, there = self._sizes(path), self._sizes(to)
+        shared = files.keys() & there.keys()
+        if not files:
+            raise ArchiveRefused(f"{self.address}/{path} is not there, and cannot get the name {to}")
+        if any(files[name] != there[name] for name in shared) or (shared != files.keys() and shared != there.keys()):
+            raise ArchiveRefused(f"{self.address}/{to} is there already, and is not replaced")
+        for name in files:
+            if name not in there:
+                self._rewrite(f"{path}{name}", f"{to}{name}")
+        for name in files:
+            self._delete(f"{path}{name}")
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def sweep(self, older_than: float) -> int:
+        """Ends this user's upload sessions that were begun before; the bucket itself never holds an unfinished file."""
+        count = 0
+        for session in self._sessions:
+            if (session.server, session.bucket) == (self._bucket.endpoint, self._bucket.name) and (
+                session.begun < older_than and _is_below(session.name, self._bucket.prefix)
+            ):
+                answer = self._client.call("DELETE", session.target)
+                if answer.status not in {200, 204, 400, 499, *_ENDED}:
+                    raise self._error(answer, session.name)
+                self._sessions.forget(session.key)
+                count += 1
+        return count
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ------------------------------------------------------------------ used by the uploads below
+
+    def begin_request(self, session: UploadSession, start: int, end: int) -> Exchange:
+        """Begin to send the bytes from `start` to `end` of a session's file."""
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Range": f"bytes {start}-{end - 1}/{session.size}",
+        }
+        return self._client.begin("PUT", session.target, end - start, headers)
+
+    def request_end(self, start: int, size: int) -> int:
+        """Where a request ends that begins at `start`."""
+        quanta = max(1, self._bucket.request_bytes // QUANTUM_BYTES)
+        return min(size, start + quanta * QUANTUM_BYTES)
+
+    def forget(self, session: UploadSession) -> None:
+        """The session has ended."""
+        self._sessions.forget(session.key)
+
+    def refused(self, session: UploadSession, path: str, answer: Answer) -> ArchiveError:
+        """What an answer other than the expected one means for an upload."""
+        if answer.status in _ENDED:
+            self.forget(session)
+            return ArchiveAway(f"{self.address}/{path}: the upload session has ended; the file is sent anew")
+        error = self._error(answer, path)
+        if not isinstance(error, ArchiveAway):
+            self.forget(session)
+        return error
+
+    def finished(self, session: UploadSession, path: str, answer: Answer) -> None:
+        """Check the object that a session has made. Raises ArchiveAway when it is not whole: it is then removed."""
+        if answer.status not in {200, 201}:
+            raise self.refused(session, path, answer)
+        self.forget(session)
+        self.check_size(path, self._json(answer, path), session.size)
+
+    def check_size(self, path: str, made: Mapping[str, Any], size: int) -> None:
+        """Remove an object that has not all of its bytes, and raise ArchiveAway."""
+        if int(made.get("size", -1)) != size:
+            self._delete(path)
+            raise ArchiveAway(f"{self.address}/{path}: arrived with {made.get('size')} of {size} bytes")
+
+    # ------------------------------------------------------------------ one request each
+
+    def _begin(self, path: str, size: int, identity: str) -> UploadSession:
+        name = self._name(path)
+        headers = {
+            "Content-Type": "application/json; charset=UTF-8",
+            "X-Upload-Content-Type": "application/octet-stream",
+            "X-Upload-Content-Length": str(size),
+        }
+        answer = self._client.call("POST", self._uploads(uploadType="resumable", name=name), b"{}", headers)
+        if answer.status not in {200, 201}:
+            raise self._error(answer, path)
+        location = urlsplit(answer.headers.get("Location", ""))
+        if not location.query:
+            raise ArchiveAway(f"{self.address}/{path}: the server began no upload session")
+        target = f"{location.path}?{location.query}"
+        session = UploadSession(self._bucket.endpoint, self._bucket.name, name, size, identity, target, time.time())
+        self._sessions.keep(session)
+        return session
+
+    def _persisted(self, path: str, session: UploadSession) -> int | None:
+        """How many bytes of a session's file the server has; None when the session is over."""
+        headers = {"Content-Range": f"bytes */{session.size}"}
+        answer = self._client.call("PUT", session.target, b"", headers)
+        if answer.status == 308:
+            match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
+            held = int(match[1]) + 1 if match else 0
+            return min(held // QUANTUM_BYTES * QUANTUM_BYTES, session.size)
+        if answer.status in _ENDED:
+            self.forget(session)
+            return None
+        if answer.status in {200, 201}:  # the last byte had arrived, its answer had not
+            try:
+                self.finished(session, path, answer)
+            except ArchiveAway:
+                return None
+            return session.size
+        raise self.refused(session, path, answer)
+
+    def _rewrite(self, path: str, to: str) -> None:
+        source, target = quote(self._name(path), safe=""), quote(self._name(to), safe="")
+        bucket, token = quote(self._bucket.name, safe=""), ""
+        while True:
+            query = self._query(rewriteToken=token)
+            where = f"/storage/v1/b/{bucket}/o/{source}/rewriteTo/b/{bucket}/o/{target}{query}"
+            state = self._json(
+                self._client.call("POST", where, b"{}", {"Content-Type": "application/json; charset=UTF-8"}), path
+            )
+            if state.get("done", True):
+                return
+            token = state["rewriteToken"]
+
+    def _sizes(self, path: str) -> dict[str, int]:
+        """Bytes of a file, or of all files below a folder, by what follows `path` in their names."""
+        file = self.look(path)
+        found = {"": file.bytes} if file is not None else {}
+        return found | {below.path[len(path) :]: below.bytes for below in self.list(path)}
+
+    def _delete(self, path: str) -> None:
+        answer = self._client.call("DELETE", self._object(path))
+        if answer.status not in {200, 204, 404}:
+            raise self._error(answer, path)
+
+    def _require_bucket(self) -> None:
+        """Something is not there: raise ArchiveRefused when the bucket is not. Asked once."""
+        if not self._is_there.is_set():
+            answer = self._client.call("GET", self._objects(maxResults="1", fields="items(name)"))
+            if answer.status == 404:
+                raise ArchiveRefused(f"{self.address}: there is no bucket {self._bucket.name}; check backup.url")
+            self._json(answer, "")
+            self._is_there.set()
+
+    def _json(self, answer: Answer, path: str) -> Mapping[str, Any]:
+        if answer.status not in {200, 201}:
+            raise self._error(answer, path)
+        try:
+            value = json.loads(answer.body)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ArchiveAway(f"{self.address}: the answer is not of an object store")
+        return value
+
+    def _error(self, answer: Answer, path: str) -> ArchiveError:
+        where = f"{self.address}/{path}" if path and answer.status not in {401, 403, 404} else self.address
+        return error_of_status(answer.status, where, self._bucket.who, _message(answer.body), wait_of(answer.headers))
+
+    def _authorise(self, headers: dict[str, str]) -> None:
+        try:
+            self._bucket.authorise(headers)
+        except Exception as error:  # of any library that fetches tokens
+            raise _token_error(error, self.address, self._bucket.who) from None
+
+    def _name(self, path: str) -> str:
+        return f"{self._bucket.prefix}/{path}" if self._bucket.prefix else path
+
+    def _object(self, path: str, **query: str) -> str:
+        bucket, name = quote(self._bucket.name, safe=""), quote(self._name(path), safe="")
+        return f"/storage/v1/b/{bucket}/o/{name}{self._query(**query)}"
+
+    def _objects(self, **query: str) -> str:
+        return f"/storage/v1/b/{quote(self._bucket.name, safe='')}/o{self._query(**query)}"
+
+    def _uploads(self, **query: str) -> str:
+        return f"/upload/storage/v1/b/{quote(self._bucket.name, safe='')}/o{self._query(**query)}"
+
+    def _query(self, **query: str) -> str:
+        given = {name: value for name, value in query.items() if value}
+        if self._bucket.project:
+            given["userProject"] = self._bucket.project
+        return f"?{urlencode(given, quote_via=quote)}" if given else ""
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return not prefix or name.startswith(f"{prefix}/")
+
+
+def _message(body: bytes) -> str:
+    """What the server says was wrong; "" when it says nothing that is meant for people."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"]) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _token_error(error: Exception, where: str, who: str) -> ArchiveError:
+    """What it means that no token could be had. google-auth says itself whether another try may help."""
+    chain = (error, *([error.__cause__] if error.__cause__ is not None else []))
+    kinds = {type(one).__name__ for one in chain}
+    if "TransportError" in kinds or any(getattr(one, "retryable", False) for one in chain):
+        return ArchiveAway(f"{where}: the server that gives out tokens does not answer")
+    if kinds & {"RefreshError", "HttpError", "NonRetryableError", "DefaultCredentialsError"}:
+        return ArchiveRefused(f"{where}: {who} are not accepted; set backup.credentials_file to a valid key")
+    return error_of_exception(error, where, who)

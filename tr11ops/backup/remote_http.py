@@ -1,0 +1,256 @@
+"""HTTP for large bodies: sent piece by piece as they come, read piece by piece, in the caller's own thread.
+
+There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for whoever
+holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import select
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from urllib.parse import unquote, urlsplit
+
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused
+from tr11ops.backup.remote_errors import one_line
+
+SLICE_BYTES = 1 << 20
+LARGEST_ANSWER_BYTES = 64 << 20
+IDLE_CONNECTIONS = 64  # that are kept
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+
+class StaleConnection(ArchiveAway):
+    """A connection that had served before was closed by the server, without an answer."""
+
+
+class Client:
+    """Requests to one server, from many threads at once. Every method raises ArchiveAway or ArchiveRefused.
+
+    `shown` is how the server is named in messages; `authorise` adds the credentials to a request's headers.
+    """
+
+    def __init__(
+        self, base: str, timeout: float, shown: str, authorise: Callable[[dict[str, str]], None] = lambda headers: None
+    ) -> None:
+        self._base = urlsplit(base)
+        self._timeout = timeout
+        self._shown = shown
+        self._authorise = authorise
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._tls = ssl.create_default_context() if self._base.scheme == "https" else None
+
+    def call(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        """One request whose body and answer are small enough to be held."""
+        return self.ask(method, target, body, headers).finish()
+
+    def ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Exchange:
+        """One request whose body is small; the answer's head is there.
+
+        A server may close a connection just when it is used again: then the request goes over a new one, once.
+        """
+        try:
+            return self._ask(method, target, body, headers)
+        except StaleConnection:
+            self.close()
+            return self._ask(method, target, body, headers)
+
+    def _ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None) -> Exchange:
+        exchange = self.begin(method, target, len(body), headers)
+        exchange.send(body)
+        exchange.response()
+        return exchange
+
+    def begin(self, method: str, target: str, length: int, headers: Mapping[str, str] | None = None) -> Exchange:
+        """Begin a request whose body of `length` bytes is sent afterwards."""
+        sent = {"User-Agent": "tr11", "Accept-Encoding": "identity", "Content-Length": str(length), **(headers or {})}
+        self._authorise(sent)
+        connection = self._connection()
+        exchange = Exchange(self, connection, is_reused=connection.sock is not None)
+        with exchange.guarded():
+            connection.putrequest(method, target, skip_accept_encoding=True)
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+        return exchange
+
+    def keep(self, connection: http.client.HTTPConnection) -> None:
+        """Take back a connection whose answer was read to the end."""
+        with self._lock:
+            if connection.sock is not None and len(self._idle) < IDLE_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def away(self, error: Exception, is_reused: bool) -> ArchiveError:
+        """What a failure of the network means, on a connection that was used before or a new one."""
+        if is_reused and isinstance(error, BrokenPipeError | ConnectionResetError):
+            return StaleConnection(f"{self._shown}: the connection was closed")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ArchiveRefused(f"{self._shown}: its certificate is not valid: {one_line(error.verify_message)}")
+        if isinstance(error, TimeoutError):
+            return ArchiveAway(f"{self._shown}: nothing was heard for {self._timeout:g} s")
+        if isinstance(error, OSError):
+            return ArchiveAway(f"{self._shown}: {one_line(error.strerror or type(error).__name__)}")
+        return ArchiveAway(f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})")
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect()
+            if connection.sock is not None and not _is_readable(connection):
+                return connection
+            connection.close()  # the server has closed it
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._base.hostname or "", self._base.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=self._timeout, blocksize=SLICE_BYTES)
+        proxy = urllib.request.getproxies().get("https")
+        if not proxy or urllib.request.proxy_bypass(host):
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
+        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        connection = http.client.HTTPSConnection(
+            way.hostname or "", way.port or 3128, timeout=self._timeout, context=self._tls
+        )
+        headers = {}
+        if way.username:
+            pair = f"{unquote(way.username)}:{unquote(way.password or '')}"
+            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
+        connection.set_tunnel(host, port or 443, headers)
+        return connection
+
+
+class Exchange:
+    """One request on its way, on a connection of its own until its answer was read."""
+
+    def __init__(self, client: Client, connection: http.client.HTTPConnection, is_reused: bool) -> None:
+        self._client = client
+        self._connection = connection
+        self._is_reused = is_reused
+        self._response: http.client.HTTPResponse | None = None
+        self._is_early = False  # the answer came before the body was sent
+
+    def guarded(self) -> _Guard:
+        """Turns failures of the network into ArchiveError, and closes the connection after any."""
+        return _Guard(self)
+
+    def send(self, piece: bytes | memoryview) -> None:
+        """Send a piece of the body. A server that answers early is heard in `finish`."""
+        view = memoryview(piece)
+        with self.guarded():
+            for start in range(0, len(view), SLICE_BYTES):
+                if not self._is_early:
+                    self._send(view[start : start + SLICE_BYTES])
+
+    def _send(self, piece: memoryview) -> None:
+        try:
+            self._connection.send(piece)
+        except (BrokenPipeError, ConnectionResetError):
+            with suppress(OSError, http.client.HTTPException):
+                self._response = self._connection.getresponse()
+            if self._response is None:
+                raise
+            self._is_early = True
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the server has said its word before the body's end."""
+        return self._is_early
+
+    def response(self) -> http.client.HTTPResponse:
+        """The answer's head, when the body was sent."""
+        if self._response is None:
+            with self.guarded():
+                self._response = self._connection.getresponse()
+        return self._response
+
+    def finish(self) -> Answer:
+        """The whole answer, when the body was sent."""
+        response = self.response()
+        with self.guarded():
+            body = response.read(LARGEST_ANSWER_BYTES)
+            if response.length:  # read(n) does not say that the connection ended too early
+                raise http.client.IncompleteRead(body, response.length)
+        self.release(response)
+        return Answer(response.status, response.headers, body)
+
+    def release(self, response: http.client.HTTPResponse) -> None:
+        """The answer was read to its end: the connection can serve another request."""
+        if self._is_early or response.will_close:
+            self.abandon()
+        else:
+            self._client.keep(self._connection)
+
+    def failure(self, error: Exception) -> ArchiveError:
+        """What a failure of the network means here."""
+        return self._client.away(error, self._is_reused and self._response is None)
+
+    def abandon(self) -> None:
+        """Cut the connection; what the server has not heard by now, it never will."""
+        self._connection.close()
+
+    def pieces(self, response: http.client.HTTPResponse, piece_bytes: int) -> Iterator[bytes]:
+        """The answer's body. Raises ArchiveAway when it is cut off."""
+        done, wanted = 0, response.length
+        whole = False
+        try:
+            with self.guarded():
+                while piece := response.read(piece_bytes):
+                    done += len(piece)
+                    yield piece
+                if wanted is not None and done != wanted:
+                    raise http.client.IncompleteRead(b"", wanted - done)
+            whole = True
+        finally:
+            if whole:
+                self.release(response)
+            else:  # the reader has enough, or the network has failed
+                self.abandon()
+
+
+class _Guard:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        self._exchange.abandon()
+        if isinstance(error, OSError | http.client.HTTPException):
+            raise self._exchange.failure(error) from None
+
+
+def _is_readable(connection: http.client.HTTPConnection) -> bool:
+    """An idle connection with something to read was closed by the server."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))

@@ -1,0 +1,104 @@
+"""Where this user's unfinished uploads are remembered, so that one that was killed goes on in mid-file.
+
+    ~/.local/state/tr11/uploads/KEY.json       ($XDG_STATE_HOME/tr11/uploads where that is set)
+
+Whoever knows the address of an upload session can write to it: it is a secret, readable by its user alone, and never in
+a run directory. Losing one costs sending that file again, no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+LARGEST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class UploadSession:
+    """One upload that was begun: `target` is the session's path and query at the server. Times since the epoch."""
+
+    server: str
+    bucket: str
+    name: str
+    size: int
+    identity: str
+    target: str
+    begun: float
+
+    @property
+    def key(self) -> str:
+        return session_key(self.server, self.bucket, self.name, self.size, self.identity)
+
+
+def session_key(server: str, bucket: str, name: str, size: int, identity: str) -> str:
+    """What an upload is found again by."""
+    return hashlib.sha256("\0".join((server, bucket, name, str(size), identity)).encode("utf-8")).hexdigest()[:40]
+
+
+def sessions_folder(environment: Mapping[str, str]) -> Path:
+    """Where a user's sessions are kept."""
+    state = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME") or Path.home()) / ".local" / "state")
+    return Path(state) / "tr11" / "uploads"
+
+
+class UploadSessions:
+    """The sessions in a folder. Nothing here fails: where the folder cannot be used, uploads begin anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> UploadSession | None:
+        """A session that was kept; None when there is none, or none that this user alone could write."""
+        return _read(self._path(key))
+
+    def keep(self, session: UploadSession) -> None:
+        """Keep a session, replacing an older one of the same upload."""
+        with suppress(OSError):  # a home that is full or read-only costs the resumption, not the upload
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, draft = tempfile.mkstemp(dir=self._folder, prefix=".new-")  # made with mode 0600
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                    stream.write(json.dumps(asdict(session)))
+                Path(draft).replace(self._path(session.key))
+            except BaseException:
+                Path(draft).unlink(missing_ok=True)
+                raise
+
+    def forget(self, key: str) -> None:
+        """Forget a session: it has ended."""
+        with suppress(OSError):
+            self._path(key).unlink()
+
+    def __iter__(self) -> Iterator[UploadSession]:
+        with suppress(OSError):
+            for path in sorted(self._folder.glob("*.json")):
+                session = _read(path)
+                if session is not None:
+                    yield session
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+
+def _read(path: Path) -> UploadSession | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            facts = os.fstat(descriptor)
+            if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+                return None
+            value = json.loads(stream.read(LARGEST_BYTES))
+        session = UploadSession(**{entry.name: value[entry.name] for entry in fields(UploadSession)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    sound = (
+        isinstance(session.target, str) and session.target.startswith("/") and isinstance(session.begun, int | float)
+    )
+    return session if sound and session.key == path.stem else None

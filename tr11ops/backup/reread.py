@@ -1,0 +1,278 @@
+"""Reads copies back from the far side against their receipts, and keeps when each file was last found right.
+
+    state/backup/reread/ARCHIVE/FOLDER-global_stepN.json     {path: when it was read again}, since the record's `reread`
+
+A file that is missing or has other bytes is damage, and put on record at once. A far side that does not answer, or
+does not let us read, says nothing about the bytes: that is an error of the round, and nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.records import CopiedFile, CopyRecord, Receipt, write_copy
+from tr11ops.backup.retrying import persist
+from tr11ops.backup.rotation import Stored
+from tr11ops.backup.source import SourceFile
+from tr11ops.backup.tar_layout import BLOCK, tar_layout
+from tr11ops.backup.transfer import Transfer
+from tr11ops.rundir import RunDirectory, make_shared
+from trainer.contract import checkpoint_name, read_json, write_json
+
+Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
+SCHEMA = 1
+KEEP_SECONDS = 20.0  # between two writes of what was read
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file of one copy, to be read back."""
+
+    receipt: Receipt
+    file: CopiedFile
+
+    @property
+    def far_path(self) -> str:
+        """The file at the far side that holds it: itself, or the tar."""
+        if self.receipt.format == "tar":
+            return self.receipt.location
+        return f"{self.receipt.location}/{self.file.path}"
+
+
+def pieces_of(receipt: Receipt) -> tuple[Piece, ...]:
+    """All files of a copy."""
+    return tuple(Piece(receipt, file) for file in receipt.files)
+
+
+# ----------------------------------------------------------------------------- reading
+def fault_of(archive: Archive, piece: Piece, transfer: Transfer, gaps: Gaps | None = None) -> str:
+    """Read one file back; what is wrong with it, "" when it is what was copied. Of a tar, with what lies around it.
+
+    Raises ArchiveError when that could not be found out, CopyStopped.
+    """
+    file, is_tar = piece.file, piece.receipt.format == "tar"
+    fault = differs(archive, piece.far_path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar)
+    for position, content in (gaps or {}).get(file.path, ()):
+        if not fault:
+            digest = hashlib.sha256(content).hexdigest()
+            fault = differs(archive, piece.far_path, position, len(content), digest, transfer, is_part=True)
+            fault = fault and f"its header in the tar: {fault}"
+    return fault
+
+
+def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
+    """The bytes of a tar that are of no file, by the file after them; the end's by the last one.
+
+    They follow from the receipt and from one time, which the first header says. None for a copy in files. Raises
+    ArchiveError, CopyStopped.
+    """
+    if receipt.format != "tar" or not receipt.files:
+        return {}
+    begin = max(0, (receipt.files[0].offset or 0) - BLOCK)
+    block = persist(
+        lambda: b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b"",
+        transfer.retrying, transfer.wait, transfer.say,
+    )  # fmt: skip
+    try:
+        created = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").mtime
+    except tarfile.HeaderError:
+        created = 0  # then no header is as it should be, and that is told
+    sources = tuple(SourceFile(file.path, file.bytes, file.digest) for file in receipt.files)
+    found: dict[str, list[tuple[int, bytes]]] = {}
+    waiting: list[tuple[int, bytes]] = []
+    position, last = 0, receipt.files[-1].path
+    for part in tar_layout(checkpoint_name(receipt.step), sources, created):
+        if isinstance(part, SourceFile):
+            found[part.path], waiting = waiting, []
+        else:
+            waiting.append((position, part.content))
+        position += part.bytes
+    found[last] += waiting
+    return found
+
+
+def differs(
+    archive: Archive, path: str, offset: int, length: int, digest: str, transfer: Transfer, is_part: bool = False
+) -> str:
+    """In what a file of the archive, or a part of one, is not what it should be; "" when it is.
+
+    Raises ArchiveError, CopyStopped.
+    """
+
+    def look() -> str:
+        transfer.check_stop()
+        found = archive.look(path)
+        if found is None:
+            return "missing"
+        if found.bytes < offset + length or (found.bytes != length and not is_part):
+            return f"{found.bytes} bytes, {offset + length} were copied"
+        return _differs(archive, path, offset, length, digest, transfer)
+
+    return persist(look, transfer.retrying, transfer.wait, transfer.say)
+
+
+def _differs(archive: Archive, path: str, offset: int, length: int, digest: str, transfer: Transfer) -> str:
+    seen, count = hashlib.sha256(), 0
+    try:
+        for part in archive.read(path, offset, length):
+            transfer.check_stop()
+            transfer.reading.take(len(part))
+            seen.update(part)
+            count += len(part)
+            transfer.on_bytes(len(part))
+    except BaseException:
+        transfer.on_bytes(-count)
+        raise
+    if count != length:
+        return f"only {count} of {length} bytes can be read"
+    return "" if seen.hexdigest() == digest else "other bytes than were copied"
+
+
+def read_pieces(
+    archive: Archive, pieces: Sequence[Piece], transfer: Transfer, tell: Callable[[Piece, str], None]
+) -> None:
+    """Read all of them, some at a time; `tell` hears of each that was read, one at a time.
+
+    Raises ArchiveError, CopyStopped; what was read until then has been told.
+    """
+    lock = threading.Lock()
+    gone = threading.Event()
+    tars = {piece.receipt.location: piece.receipt for piece in pieces}
+    gaps = {place: gaps_of(archive, receipt, transfer) for place, receipt in tars.items()}
+
+    def one(piece: Piece) -> None:
+        if gone.is_set():
+            return
+        around = gaps[piece.receipt.location]
+        fault = fault_of(archive, piece, transfer, around)
+        if fault:  # the way back may have changed it: damage is what is read twice
+            fault = fault_of(archive, piece, transfer, around)
+        with lock:
+            tell(piece, fault)
+
+    with ThreadPoolExecutor(max(1, min(transfer.parallel, len(pieces))), thread_name_prefix="reread") as pool:
+        waiting = [pool.submit(one, piece) for piece in pieces]
+        done, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+        failed = [future for future in done if future.exception() is not None]
+        if failed:
+            gone.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            failed[0].result()
+
+
+# ----------------------------------------------------------------------------- what is on record
+class ReadBook:
+    """When each file of one archive's copies was last found right. The process whose turn it is writes it, no other.
+
+    A record's `reread` is the time of the file that waits longest; the book keeps what was read since. Raises OSError.
+    """
+
+    def __init__(self, directory: RunDirectory, archive: str, clock: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._folder = directory.paths.state / "backup" / "reread" / archive
+        self._clock = clock
+        self._times: dict[str, dict[str, float]] = {}
+        self._faults: dict[str, dict[str, str]] = {}
+        self._changed: set[str] = set()
+        self._sound: dict[str, set[str]] = {}  # found right since this book was opened
+        self._kept = time.monotonic()
+
+    def last_read(self, record: CopyRecord, path: str) -> float:
+        """When a file was last read back, at the latest when it was copied."""
+        return self._of(record.location).get(path) or record.reread or record.verified
+
+    def stored(self, record: CopyRecord, receipt: Receipt) -> Iterator[Stored]:
+        """A copy's files as the rotation sees them."""
+        for file in receipt.files:
+            yield Stored(receipt.location, file.path, file.bytes, self.last_read(record, file.path))
+
+    def note(self, piece: Piece, fault: str) -> None:
+        """A file was read just now."""
+        location = piece.receipt.location
+        if fault:
+            self._faults.setdefault(location, {})[piece.file.path] = fault
+            self._of(location).pop(piece.file.path, None)
+            self._sound.get(location, set()).discard(piece.file.path)
+        else:
+            self._of(location)[piece.file.path] = self._clock()
+            self._sound.setdefault(location, set()).add(piece.file.path)
+        self._changed.add(location)
+
+    def is_old(self) -> bool:
+        """Whether it is time to keep what was noted."""
+        return time.monotonic() - self._kept >= KEEP_SECONDS
+
+    def keep(
+        self, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+    ) -> tuple[tuple[CopyRecord, Mapping[str, str]], ...]:
+        """Write what was noted, in `records` too.
+
+        Returns the records that changed their soundness, with what is newly wrong in each.
+        """
+        self._kept = time.monotonic()
+        changed = []
+        for location in sorted(self._changed):
+            before, receipt = records.get(location), receipts.get(location)
+            if before is None or receipt is None:
+                continue
+            after = self._judged(before, receipt)
+            make_shared(self._folder)
+            write_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)})
+            if after != before:
+                write_copy(self._directory, after)
+                records[location] = after
+            if after.damaged != before.damaged:
+                new = self._faults.get(location, {})
+                changed.append((after, {path: new[path] for path in after.damaged if path in new}))
+        self._changed.clear()
+        self._faults.clear()
+        return tuple(changed)
+
+    def _judged(self, record: CopyRecord, receipt: Receipt) -> CopyRecord:
+        sound, faults = self._sound.get(record.location, set()), self._faults.get(record.location, {})
+        oldest = min((self.last_read(record, file.path) for file in receipt.files), default=record.verified)
+        still = set(record.damaged) - sound
+        return replace(
+            record,
+            reread=oldest if oldest > record.verified else record.reread,
+            damaged=tuple(sorted(still | faults.keys())),
+        )
+
+    def _after(self, location: str, record: CopyRecord) -> dict[str, float]:
+        times = self._of(location)
+        kept = {path: moment for path, moment in times.items() if moment > (record.reread or 0.0)}
+        self._times[location] = kept
+        return kept
+
+    def _of(self, location: str) -> dict[str, float]:
+        if location not in self._times:
+            self._times[location] = _times(self._file(location))
+        return self._times[location]
+
+    def _file(self, location: str) -> Path:
+        return self._folder / f"{location.replace('/', '-').removesuffix('.tar')}.json"
+
+
+def _times(path: Path) -> dict[str, float]:
+    """What a file says; garbage counts as nothing, since then the files are only read sooner."""
+    try:
+        value = (read_json(path) or {}).get("read", {})
+    except ValueError:
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): float(moment) for name, moment in value.items() if isinstance(moment, int | float)}
+
+
+def total_bytes(pieces: Iterable[Piece]) -> int:
+    """Bytes of files."""
+    return sum(piece.file.bytes for piece in pieces)

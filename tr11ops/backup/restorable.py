@@ -1,0 +1,167 @@
+"""Copies that `tr11 backup` did not make: a folder or a tar of a checkpoint, as `gsutil rsync` or `tar` left it.
+
+Without a receipt nobody vouches for the bytes. The manifest in it does, where there is one; else sizes are all we have.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.receipts import TAR_SUFFIX, list_receipts
+from tr11ops.backup.records import FOLDERS, CopiedFile, Kind, Receipt
+from tr11ops.backup.restore import RestoreError
+from tr11ops.backup.source import OPTIMIZER_PREFIXES
+from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step
+
+LARGEST_MANIFEST_BYTES = 64 << 20
+READ_AHEAD_BYTES = 64 << 10
+_ORIGINAL = re.compile(r"mp_rank_\d+_model_states\.pt")  # what every whole checkpoint of the original's layout has
+
+
+def restorable(archive: Archive, variant: str, step: int, kind: Kind | None = None) -> Receipt:
+    """What can be restored of a step: the newest copy with a receipt, whole ones first; else what lies there without.
+
+    Looked for where `tr11 backup` puts copies, in checkpoints/, at the archive's root, and at the root itself.
+    Raises RestoreError when there is nothing; ArchiveError.
+    """
+    receipts = [
+        receipt for receipt in list_receipts(archive, variant) if receipt.step == step and kind in (None, receipt.kind)
+    ]
+    if receipts:
+        return max(receipts, key=lambda receipt: (receipt.kind == "full", receipt.copied))
+    name = checkpoint_name(step)
+    for folder in [FOLDERS[kind]] if kind is not None else FOLDERS.values():
+        for location in (f"{folder}/{variant}/{name}", f"{folder}/{name}", name):
+            for suffix in ("", TAR_SUFFIX):
+                found = unreceipted(archive, location + suffix, step, variant)
+                if found is not None:
+                    return found
+    raise RestoreError(f"{archive.address} holds no copy of step {step} of {variant}; see: tr11 backup status")
+
+
+def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Receipt | None:
+    """A receipt made up from what lies at a location, a folder or a tar; None when nothing does.
+
+    Digests are the manifest's, or "" where it names none. Raises RestoreError when a file that the manifest names is
+    missing or has another size, or when there is no manifest in a copy of our layout; ArchiveError.
+    """
+    if location.endswith(TAR_SUFFIX):
+        far = archive.look(location)
+        files = None if far is None else _tar_members(archive, location, far.bytes)
+    else:
+        files = [CopiedFile(file.path[len(location) + 1 :], file.bytes, "") for file in archive.list(location)]
+    if not files:
+        return None
+    manifest = next((file for file in files if file.path == MANIFEST_FILE), None)
+    if manifest is None and not any(_ORIGINAL.fullmatch(file.path) for file in files):
+        raise RestoreError(
+            f"{archive.address}/{location} has no receipt and no {MANIFEST_FILE}: its copy did not end; see: "
+            "tr11 backup status"
+        )
+    digests = {} if manifest is None else _digests(archive, location, manifest, files)
+    has_optimizer = any(file.path.startswith(("optimizer/", *OPTIMIZER_PREFIXES)) for file in files)
+    return Receipt(
+        run="",
+        variant=variant,
+        step=checkpoint_step(PurePosixPath(location.removesuffix(TAR_SUFFIX)).name) or step,
+        kind="full" if has_optimizer else "weights",
+        identity="",
+        location=location,
+        format="tar" if location.endswith(TAR_SUFFIX) else "files",
+        files=tuple(
+            CopiedFile(file.path, file.bytes, digests.get(file.path, ""), file.offset) for file in files
+        ),
+        copied=0.0,
+        verified=0.0,
+    )  # fmt: skip
+
+
+def doubts(receipt: Receipt) -> tuple[str, ...]:
+    """What a restored copy would not be proved to be, one line each; none for a copy with a receipt."""
+    if receipt.verified:
+        return ()
+    unknown = sum(1 for file in receipt.files if not file.digest and file.path != MANIFEST_FILE)
+    found = [f"{receipt.location} has no receipt: nobody read it back when it was copied"]
+    if unknown:
+        found.append(f"{unknown} of {len(receipt.files)} files have no digest: their sizes alone are compared")
+    elif all(file.path != MANIFEST_FILE for file in receipt.files):
+        found.append(f"{receipt.location} has no {MANIFEST_FILE}: whether all files are there is not known")
+    return tuple(found)
+
+
+def _digests(archive: Archive, location: str, manifest: CopiedFile, files: list[CopiedFile]) -> Mapping[str, str]:
+    """What the manifest of a copy says of its files, after comparing their sizes."""
+    where = f"{archive.address}/{location}/{MANIFEST_FILE}"
+    if manifest.bytes > LARGEST_MANIFEST_BYTES:
+        raise RestoreError(f"{where} is no manifest: it has {manifest.bytes} bytes")
+    if manifest.offset is None:
+        content = b"".join(archive.read(f"{location}/{MANIFEST_FILE}"))
+    else:
+        content = b"".join(archive.read(location, manifest.offset, manifest.bytes))
+    sizes = {file.path: file.bytes for file in files}
+    try:
+        entries = {
+            str(entry["path"]): (int(entry["bytes"]), str(entry["digest"])) for entry in json.loads(content)["files"]
+        }
+    except (ValueError, KeyError, TypeError):
+        raise RestoreError(f"{where} is damaged; restore from another copy") from None
+    for path, (size, _) in entries.items():
+        if sizes.get(path) != size:
+            there = f"has {sizes[path]} bytes instead of {size}" if path in sizes else "is missing"
+            raise RestoreError(f"{archive.address}/{location}: {path} {there}; restore from another copy")
+    return {path: digest for path, (_, digest) in entries.items()}
+
+
+def _tar_members(archive: Archive, location: str, size: int) -> list[CopiedFile]:
+    """Files of a tar with their places; headers alone are read. What is no plain file is left out."""
+    stream = io.BufferedReader(_FarStream(archive, location, size), READ_AHEAD_BYTES)
+    top = PurePosixPath(location.removesuffix(TAR_SUFFIX)).name
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            return [
+                CopiedFile(member.name.removeprefix("./").removeprefix(f"{top}/"), member.size, "", member.offset_data)
+                for member in tar
+                if member.isreg() and not member.issparse()
+            ]
+    except tarfile.TarError as error:
+        raise RestoreError(f"{archive.address}/{location} is no tar, or is cut off: {error}") from None
+
+
+class _FarStream(io.RawIOBase):
+    """One file of an archive, to be read from anywhere."""
+
+    def __init__(self, archive: Archive, path: str, size: int) -> None:
+        self._archive = archive
+        self._path = path
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = min(len(buffer), max(0, self._size - self._position))
+        content = b"".join(self._read(count)) if count else b""
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def _read(self, count: int) -> Iterator[bytes]:
+        return self._archive.read(self._path, self._position, count)

@@ -1,0 +1,319 @@
+"""A copy from an archive back to a folder: read in parallel, compared while it is written, and only then visible.
+
+    INTO/.global_stepN.partial-MARK/...     what is there so far; another call goes on from it, in mid-file
+    INTO/global_stepN                       the checkpoint: every digest was compared, and its manifest read
+
+What a receipt or a tar says is not trusted before it was checked: paths that lead out of the folder are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Literal, TypeAlias
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.folder_files import make_folders, sync_folder
+from tr11ops.backup.records import CopiedFile, Receipt
+from tr11ops.backup.retrying import persist
+from tr11ops.backup.transfer import CopyError, CopyStopped, Transfer
+from trainer.contract import (
+    LATEST_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    checkpoint_name,
+    file_digest,
+    manifest_faults,
+    write_atomically,
+)
+
+Latest: TypeAlias = Literal["keep", "if-missing", "replace"]
+HASH_BYTES = 4 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LARGEST_FILE_BYTES = 1 << 53
+
+
+class RestoreError(CopyError):
+    """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
+
+
+def restore_checkpoint(
+    archive: Archive, receipt: Receipt, into: Path, transfer: Transfer, *, latest: Latest = "keep"
+) -> Path:
+    """Restore a copy to `into`/global_stepN and return that folder. A copy that is there already is left as it is.
+
+    `latest`: whether the file of that name in `into` comes to name the step. Files whose digest the receipt does not
+    know ("", see `unreceipted`) are compared with their size alone.
+
+    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room, bytes that differ), CopyStopped,
+    ArchiveError. What was restored is kept, and the next call goes on from there.
+    """
+    check_receipt(receipt)
+    home = into / checkpoint_name(receipt.step)
+    try:
+        if os.path.lexists(home):
+            _require_same(home, receipt)
+        else:
+            _restore(archive, receipt, into, home, transfer)
+        if latest == "replace" or (latest == "if-missing" and not (into / LATEST_FILE).exists()):
+            write_atomically(into / LATEST_FILE, home.name)
+    except OSError as error:
+        raise _of_system(error, into) from None
+    return home
+
+
+def restore_file(archive: Archive, receipt: Receipt, path: str, into: Path, transfer: Transfer | None = None) -> Path:
+    """Restore one file of a copy into the folder `into`, under its last name; from a tar, without reading the rest.
+
+    Raises as `restore_checkpoint` does; RestoreError when the copy has no such file.
+    """
+    check_receipt(receipt)
+    file = next((file for file in receipt.files if file.path == path), None)
+    if file is None:
+        near = [entry.path for entry in receipt.files if PurePosixPath(entry.path).name == PurePosixPath(path).name]
+        hint = f"; there is {near[0]}" if near else ""
+        raise RestoreError(f"{archive.address}/{receipt.location} holds no file {path!r}{hint}")
+    target = into / PurePosixPath(path).name
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):
+            if target.is_file() and target.stat().st_size == file.bytes and file.digest in ("", file_digest(target)):
+                return target
+            raise RestoreError(f"{target} is there already, and is another file; move it away or name another folder")
+        part = target.with_name(f".{target.name}.{(file.digest or receipt.identity)[:12]}.part")
+        _Reader(archive, receipt, transfer or Transfer()).fetch(file, part, target)
+    except OSError as error:
+        raise _of_system(error, into) from None
+    return target
+
+
+def check_receipt(receipt: Receipt) -> None:
+    """Raises RestoreError unless everything that a receipt says may be acted upon: it may come from a hostile place."""
+    problem = next(filter(None, (_problem(file, receipt.format) for file in receipt.files)), "")
+    paths = [PurePosixPath(file.path).parts for file in receipt.files]
+    places = set(paths)
+    folders = {parts[:count] for parts in paths for count in range(1, len(parts))}
+    if not receipt.files:
+        problem = "it names no file"
+    elif len(places) != len(paths) or places & folders:
+        problem = problem or "it names a file twice"
+    elif type(receipt.step) is not int or not 0 <= receipt.step < 10**12:
+        problem = problem or "its step is no number"
+    elif not _is_inside(receipt.location):
+        problem = problem or "its location leads out of the archive"
+    if problem:
+        raise RestoreError(f"the receipt of {receipt.location[:200]!r} is not to be trusted: {problem}")
+
+
+def _problem(file: CopiedFile, format: str) -> str:
+    numbers = [file.bytes, *([file.offset] if format == "tar" else [])]
+    if not _is_inside(file.path) or file.path != str(PurePosixPath(file.path)):
+        return f"{file.path[:100]!r} is no path below a checkpoint"
+    if any(type(number) is not int or not 0 <= number < _LARGEST_FILE_BYTES for number in numbers):
+        return f"{file.path[:100]!r} has no size or no place"
+    if file.digest and not _DIGEST.fullmatch(file.digest):
+        return f"{file.path[:100]!r} has no SHA-256"
+    return ""
+
+
+def _is_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and path.isprintable() and "\\" not in path
+
+
+def _restore(archive: Archive, receipt: Receipt, into: Path, home: Path, transfer: Transfer) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    partial = into / f".{home.name}.partial-{_mark(receipt)}"
+    make_folders(into, partial)
+    reader = _Reader(archive, receipt, transfer)
+    _require_room(into, receipt, partial)
+    with ThreadPoolExecutor(transfer.parallel, thread_name_prefix="restore") as threads:
+        begun: list[Future[None]] = []
+        try:
+            for file in sorted(receipt.files, key=lambda file: -file.bytes):
+                target = partial / file.path
+                make_folders(partial, target.parent)
+                begun.append(threads.submit(reader.fetch, file, target.with_name(f".{target.name}.part"), target))
+            wait(begun, return_when=FIRST_EXCEPTION)
+        finally:
+            if any(not future.done() or future.exception() is not None for future in begun):
+                reader.abort.set()
+                for future in begun:
+                    future.cancel()
+    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
+    _check_manifest(partial, receipt)
+    for root, _, _ in os.walk(partial):
+        sync_folder(Path(root))
+    try:
+        partial.rename(home)
+    except OSError:
+        if not os.path.lexists(home):
+            raise
+        _require_same(home, receipt)  # somebody else restored it meanwhile
+    sync_folder(into)
+
+
+def _mark(receipt: Receipt) -> str:
+    """Tells what is half restored from one copy from what is half restored from another."""
+    lines = [f"{file.path}\0{file.bytes}\0{file.digest}" for file in receipt.files]
+    return hashlib.sha256("\n".join([receipt.identity, *lines]).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _require_room(into: Path, receipt: Receipt, partial: Path) -> None:
+    there = sum(os.lstat(Path(root, name)).st_size for root, _, names in os.walk(partial) for name in names)
+    facts = os.statvfs(into)
+    free, missing = facts.f_bavail * facts.f_frsize, receipt.bytes - there
+    if missing > free:
+        raise RestoreError(f"{into} has room for {free:,} bytes, and {missing:,} are still to come; make room there")
+
+
+def _require_same(home: Path, receipt: Receipt) -> None:
+    """Raises RestoreError unless this very copy lies in `home`. Sizes are compared, and the manifest's digest."""
+    for file in receipt.files:
+        place = home / file.path
+        is_same = place.is_file() and place.stat().st_size == file.bytes
+        if is_same and file.path == MANIFEST_FILE and file.digest:
+            is_same = file_digest(place) == file.digest
+        if not is_same:
+            raise RestoreError(
+                f"{home} is there already, and is not this copy ({file.path} differs); nothing was changed. "
+                "Restore into another folder, or move it away"
+            )
+
+
+def _check_manifest(folder: Path, receipt: Receipt) -> None:
+    """What was restored is what the manifest says, which is of the copy's step. Digests were compared on the way."""
+    try:
+        manifest = Manifest.read(folder)
+    except ValueError as error:
+        raise RestoreError(f"what was restored is no checkpoint: {error}") from None
+    if manifest is None:
+        return
+    known = {file.path: file.digest for file in receipt.files}
+    faults = manifest_faults(folder, manifest, read_digests=False)
+    faults += [
+        f"{entry.path}: its digest differs from the manifest's"
+        for entry in manifest.files
+        if known.get(entry.path) and known[entry.path] != entry.digest
+    ]
+    if manifest.step != receipt.step:
+        faults.insert(0, f"the manifest is that of step {manifest.step}")
+    if faults:
+        raise RestoreError(f"{folder} was restored, but is not what its manifest says: {faults[0]}")
+
+
+def _of_system(error: OSError, into: Path) -> RestoreError:
+    what = f"{error.filename or into}: {error.strerror or error}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        what = f"{into}: {error.strerror}; make room and repeat the command: it goes on with what is there"
+    return RestoreError(what)
+
+
+class _Reader:
+    """Fetches files of one copy. Its methods may be called by many threads at once."""
+
+    def __init__(self, archive: Archive, receipt: Receipt, transfer: Transfer) -> None:
+        self._archive = archive
+        self._receipt = receipt
+        self._transfer = transfer
+        self._counting = threading.Lock()
+        self.abort = threading.Event()
+
+    def fetch(self, file: CopiedFile, part: Path, target: Path) -> None:
+        """Have the file at `target`, through `part`. Raises RestoreError when what comes is never what was copied."""
+        if target.is_file() and not target.is_symlink():
+            target.replace(part)  # of an earlier call: it is read again, for the disk may have lost it since
+        counted = _Counter(self._count)
+        for _ in range(self._transfer.resends + 1):
+            digest = self._fill(file, part, counted)
+            if file.digest in ("", digest):
+                part.replace(target)
+                return
+            part.unlink()
+            self._transfer.say(f"{self._place(file)} did not come as it was copied; it is read again")
+        raise RestoreError(
+            f"{self._place(file)} is damaged: its digest is not the receipt's. Restore from another copy, and type: "
+            "tr11 backup verify"
+        )
+
+    def _fill(self, file: CopiedFile, part: Path, counted: _Counter) -> str:
+        """Write what is missing; returns the SHA-256 of the whole."""
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+        with os.fdopen(descriptor, "r+b", buffering=0) as stream:
+            if os.fstat(descriptor).st_size > file.bytes:
+                stream.truncate(0)
+            digest, done = hashlib.sha256(), 0
+            while piece := stream.read(HASH_BYTES):
+                self._check()
+                digest.update(piece)
+                done += len(piece)
+                counted.reach(done)
+
+            def read_on() -> None:
+                nonlocal done
+                for piece in self._pieces(file, done):
+                    self._check()
+                    self._transfer.reading.take(len(piece))
+                    view = memoryview(piece)[: file.bytes - done]
+                    digest.update(view)
+                    _write(stream.fileno(), view, done)
+                    done += len(view)
+                    counted.reach(done)
+
+            persist(read_on, self._transfer.retrying, self._transfer.wait, self._transfer.say, lambda: done)
+            if done < file.bytes:
+                raise RestoreError(
+                    f"{self._place(file)} has {done} bytes instead of {file.bytes}. Restore from another copy"
+                )
+            with suppress(PermissionError):  # another user's part, which the group may write to already
+                os.fchmod(descriptor, 0o664)
+            os.fsync(descriptor)
+        return digest.hexdigest()
+
+    def _pieces(self, file: CopiedFile, done: int) -> Iterator[bytes]:
+        if done == file.bytes:
+            return iter(())
+        if self._receipt.format == "tar":
+            return self._archive.read(self._receipt.location, (file.offset or 0) + done, file.bytes - done)
+        return self._archive.read(f"{self._receipt.location}/{file.path}", done, file.bytes - done)
+
+    def _place(self, file: CopiedFile) -> str:
+        return f"{self._archive.address}/{self._receipt.location}/{file.path}"
+
+    def _check(self) -> None:
+        self._transfer.check_stop()
+        if self.abort.is_set():
+            raise CopyStopped("another file of the checkpoint could not be restored")
+
+    def _count(self, count: int) -> None:
+        with self._counting:
+            self._transfer.on_bytes(count)
+
+
+class _Counter:
+    """Tells of each byte once, also where it came twice."""
+
+    def __init__(self, on_bytes: Callable[[int], None]) -> None:
+        self._on_bytes = on_bytes
+        self._reached = 0
+
+    def reach(self, position: int) -> None:
+        if position > self._reached:
+            self._on_bytes(position - self._reached)
+            self._reached = position
+
+
+def _write(descriptor: int, view: memoryview, position: int) -> None:
+    while view:
+        count = os.pwrite(descriptor, view, position)
+        view = view[count:]
+        position += count

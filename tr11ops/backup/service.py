@@ -1,0 +1,79 @@
+"""One round of backup: each archive by itself gets its due copies, the logs, and its share of being read again.
+
+An archive that is away, full or in another process's hands does not keep the others from theirs. Everything that a
+round did is at the far side and on record before the next thing begins, so a kill at any point repeats and loses
+nothing: the next round goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tr11ops.backup.archive_round import ArchiveRound, identities, rows_of
+from tr11ops.backup.base import ArchiveError
+from tr11ops.backup.ledger import after_round, keep_summary, last_state, write_archive_state
+from tr11ops.backup.records import read_copies
+from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, RoundResult, Tally, one_line
+from tr11ops.backup.survey import forget_unreadable
+from tr11ops.backup.transfer import CopyError
+from tr11ops.backup.turn import Turn, TurnTaken
+
+
+def run_round(place: Place, request: Request) -> RoundResult:
+    """One round at all its archives, one after another. Raises nothing for what an archive does."""
+    tallies = []
+    for name in request.archives:
+        tallies.append(_one_archive(place, request, name))
+        if place.stop.is_set():
+            break
+    return RoundResult(tuple(tallies))
+
+
+def rebuild(place: Place, names: Sequence[str]) -> RoundResult:
+    """Make the records anew from the receipts at the far side; no file is read, none is copied. Raises OSError."""
+    forget_unreadable(place.directory)
+    return run_round(place, Request(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
+
+
+# ----------------------------------------------------------------------------- one archive
+def _one_archive(place: Place, request: Request, name: str) -> Tally:
+    tally = Tally(name)
+    try:
+        archive = place.open(name, place.card)
+    except ArchiveError as error:
+        tally.note_fault(error)
+        _keep_unopened(place, tally)
+        return tally
+    tally.archive, tally.address = archive.name, archive.address
+    try:
+        with Turn(place.directory, archive.name, place.stop, place.clock) as turn:
+            work = ArchiveRound(place, request, archive, turn, tally)
+            try:
+                work.run()
+            except (ArchiveError, CopyError, TurnTaken, OSError, ValueError) as error:
+                tally.note_fault(error)
+            if not turn.lost:
+                work.keep()
+    except TurnTaken as taken:
+        tally.busy = str(taken)
+    except (OSError, ValueError) as error:
+        tally.note_fault(error)
+    finally:
+        archive.close()
+    return tally
+
+
+def _keep_unopened(place: Place, tally: Tally) -> None:
+    """Put on record that an archive of the card could not even be opened."""
+    if tally.archive not in CARDS_ARCHIVES:
+        return
+    try:
+        before = last_state(place.directory, tally.archive)
+        address = tally.address or (before.address if before is not None else "")
+        copies = [copy for copy in read_copies(place.directory) if copy.archive == tally.archive]
+        write_archive_state(
+            place.directory, after_round(before, tally.archive, address, place.clock(), copies, tally.faults[0])
+        )
+        keep_summary(place.directory, CARDS_ARCHIVES, identities(rows_of(place.directory)))
+    except (OSError, ValueError) as error:
+        tally.faults.append(one_line(error))

@@ -1,0 +1,165 @@
+"""What of a checkpoint is copied: its files with their digests, for a whole copy or for one of the weights alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from tr11ops.backup.base import is_unfinished
+from tr11ops.backup.records import Kind, identity_of
+from tr11ops.backup.transfer import CopyError, SourceChanged, SourceDamaged
+from trainer.contract import MANIFEST_FILE, FileEntry, Manifest
+
+WEIGHTS_FOLDER, CURSOR_FILE = "weights/", "cursor.json"
+# Of the original's layout: where the optimizer's files begin, with bf16 and without.
+OPTIMIZER_PREFIXES = ("bf16", "zero_pp_rank_")
+Content: TypeAlias = bytes  # a field is named `bytes`
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file to copy. `digest` is None where no manifest says it; `content` is that of a file made for the copy."""
+
+    path: str
+    bytes: int
+    digest: str | None
+    content: Content | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout."""
+
+    folder: Path
+    step: int
+    identity: str
+    files: tuple[SourceFile, ...]
+    manifest: SourceFile | None
+    created: float
+
+    @property
+    def all_files(self) -> tuple[SourceFile, ...]:
+        """All files, the manifest last."""
+        return self.files if self.manifest is None else (*self.files, self.manifest)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.all_files)
+
+    def is_unchanged(self) -> bool:
+        """Whether the checkpoint is still there and the same, as far as its manifest says."""
+        try:
+            return identity_of(self.folder) == self.identity
+        except OSError:
+            return False
+
+
+def read_source(folder: Path, step: int, kind: Kind) -> Source:
+    """What a copy of this kind holds. Reads the manifest alone; sizes of the files are compared with it.
+
+    Raises SourceChanged when the folder is not there, SourceDamaged when it is not complete or names files that are no
+    part of it, CopyError when it cannot be read or holds no weights.
+    """
+    try:
+        identity = identity_of(folder)
+        manifest = Manifest.read(folder)
+        content = (folder / MANIFEST_FILE).read_bytes() if manifest is not None else b""
+    except FileNotFoundError:
+        raise SourceChanged(f"{folder} is not there") from None
+    except OSError as error:
+        raise CopyError(f"{folder} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise SourceDamaged(" ".join(str(error).split())) from None
+    if manifest is None:
+        files = tuple(_chosen(_walk(folder), kind))
+        _check(folder, files)
+        return Source(folder, step, identity, files, None, 0.0)
+    if hashlib.sha256(content).hexdigest() != identity:
+        raise SourceChanged(f"{folder} was replaced while it was looked at")
+    if manifest.step != step:
+        raise SourceDamaged(f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back")
+    files = tuple(_chosen([SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind))
+    _check(folder, files)
+    if kind != "full":
+        content = _manifest_of(manifest, files)
+    return Source(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
+
+
+def files_of_kind(manifest: Manifest, kind: Kind) -> tuple[FileEntry, ...]:
+    """The files that a copy of this kind holds, beside its manifest."""
+    files = [SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files]
+    chosen = {file.path for file in _chosen(files, kind)}
+    return tuple(entry for entry in manifest.files if entry.path in chosen)
+
+
+def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:
+    """All files, or those that evaluation and export need: what `tr11 checkpoints reshape --weights-only` keeps."""
+    is_ours = any(file.path.startswith(WEIGHTS_FOLDER) for file in files)
+    for file in files:
+        if is_ours:
+            is_needed = file.path.startswith(WEIGHTS_FOLDER) or file.path == CURSOR_FILE
+        else:
+            is_needed = not file.path.startswith(OPTIMIZER_PREFIXES)
+        if kind == "full" or is_needed:
+            yield file
+
+
+def _manifest_of(manifest: Manifest, files: tuple[SourceFile, ...]) -> bytes:
+    """The manifest of a copy that holds these files alone."""
+    kept = {file.path for file in files}
+    entries = tuple(entry for entry in manifest.files if entry.path in kept)
+    return (json.dumps(asdict(replace(manifest, files=entries)), indent=1, sort_keys=True, default=str) + "\n").encode()
+
+
+def _made(path: str, content: bytes) -> SourceFile:
+    return SourceFile(path, len(content), hashlib.sha256(content).hexdigest(), content)
+
+
+def _walk(folder: Path) -> list[SourceFile]:
+    """Files of a checkpoint that has no manifest: the original's layout, for ours would not be complete."""
+    if not any(folder.glob("mp_rank_*_model_states.pt")):
+        raise SourceDamaged(f"{folder} has no {MANIFEST_FILE}, so its save did not end; only complete ones are copied")
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root, name)
+            found.append(SourceFile(path.relative_to(folder).as_posix(), path.stat().st_size, None))
+    return found
+
+
+def _check(folder: Path, files: tuple[SourceFile, ...]) -> None:
+    if not files:
+        raise CopyError(f"{folder} holds no weights to copy")
+    if len({file.path for file in files}) != len(files):
+        raise SourceDamaged(f"{folder / MANIFEST_FILE} names a file twice")
+    home, inner = os.path.realpath(folder), {folder}
+    for file in files:
+        parts = PurePosixPath(file.path).parts
+        is_plain = file.path == "/".join(parts) and not file.path.startswith("/") and ".." not in parts
+        if not is_plain or "\0" in file.path or "\n" in file.path or file.path == MANIFEST_FILE:
+            raise SourceDamaged(f"{folder / MANIFEST_FILE} names {file.path!r}, which is no file of a checkpoint")
+        if any(is_unfinished(part) for part in parts):
+            raise SourceDamaged(f"{folder / file.path} has the name of an unfinished upload; give it another name")
+        path = folder / file.path
+        try:
+            facts = path.lstat()
+            if stat.S_ISLNK(facts.st_mode) or path.parent not in inner:
+                if os.path.commonpath([home, os.path.realpath(path)]) != home:
+                    raise SourceDamaged(f"{path} leads to {os.path.realpath(path)}, out of the checkpoint; copy it in")
+                facts = path.stat()
+                inner.add(path.parent)
+        except OSError as error:
+            gone = file.digest is not None and not (folder / MANIFEST_FILE).exists()
+            fault = SourceChanged if gone else SourceDamaged
+            raise fault(f"{path}: {error.strerror or error}") from None
+        if not stat.S_ISREG(facts.st_mode):
+            raise SourceDamaged(f"{path} is no plain file")
+        if facts.st_size != file.bytes:
+            raise SourceDamaged(f"{path}: {facts.st_size} bytes, the manifest says {file.bytes}")

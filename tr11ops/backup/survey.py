@@ -1,0 +1,139 @@
+"""What lies at the far side now, by its receipts and its list of files; and the run's own records brought in line.
+
+The receipts are the truth: a copy that has one is put on record here whoever made it, and a record whose receipt is
+gone is of no copy. Files that are missing or cut off show in the list, without a byte being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from tr11ops.backup.base import Archive
+from tr11ops.backup.receipts import read_receipt, receipt_path
+from tr11ops.backup.records import (
+    FOLDERS,
+    RECEIPT_SUFFIX,
+    CopyRecord,
+    Kind,
+    Receipt,
+    read_copies,
+    read_copy,
+    write_copy,
+)
+from tr11ops.rundir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One look at an archive: receipts by the place of their copy, those that cannot be read, and all files' sizes."""
+
+    receipts: Mapping[str, Receipt]
+    unreadable: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+    def faults(self, receipt: Receipt) -> dict[str, str]:
+        """Files of a copy that are missing or cut off, by the list alone."""
+        if receipt.format == "tar":
+            size = self.sizes.get(receipt.location)
+            ends = {file.path: (file.offset or 0) + file.bytes for file in receipt.files}
+            why = "the tar is missing" if size is None else f"cut off: the tar has {size} bytes"
+            return {path: why for path, end in ends.items() if size is None or end > size}
+        found = {}
+        for file in receipt.files:
+            size = self.sizes.get(f"{receipt.location}/{file.path}")
+            if size != file.bytes:
+                found[file.path] = "missing" if size is None else f"{size} bytes, {file.bytes} were copied"
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """A record that is not what it was: newly damaged, or found by its receipt."""
+
+    record: CopyRecord
+    faults: Mapping[str, str]
+    is_new: bool = False
+
+
+def survey(archive: Archive, run: str, variant: str) -> Survey:
+    """Look at all copies of a run's variant. Raises ArchiveError."""
+    receipts, unreadable, sizes = {}, {}, {}
+    for folder in (f"{FOLDERS[kind]}/{variant}" for kind in get_args(Kind)):
+        for file in archive.list(folder):
+            sizes[file.path] = file.bytes
+            name = file.path.removeprefix(f"{folder}/")
+            if "/" in name or not name.endswith(RECEIPT_SUFFIX):
+                continue
+            location = file.path.removesuffix(RECEIPT_SUFFIX)
+            try:
+                receipt = read_receipt(archive, location)
+            except (ValueError, RecursionError) as error:
+                unreadable[file.path] = str(error)
+                continue
+            if receipt is None or (receipt.run, receipt.variant) != (run, variant):
+                continue
+            if receipt_path(receipt.location) != file.path:
+                unreadable[file.path] = f"{file.path} is the receipt of another place, {receipt.location[:200]!r}"
+                continue
+            receipts[receipt.location] = receipt
+    return Survey(receipts, unreadable, sizes)
+
+
+def records_of(directory: RunDirectory, archive: Archive) -> dict[str, CopyRecord]:
+    """The records of an archive's copies by their place; those of another one behind the same key do not count.
+
+    Raises OSError, ValueError.
+    """
+    return {
+        copy.location: copy
+        for copy in read_copies(directory)
+        if copy.archive == archive.name and copy.address == archive.address
+    }
+
+
+def forget_unreadable(directory: RunDirectory) -> int:
+    """Remove records that hold no record, which are made anew from the receipts; returns how many. Raises OSError."""
+    count = 0
+    for path in sorted((directory.paths.state / "backup" / "copies").glob("*/*.json")):
+        try:
+            read_copy(path)
+        except ValueError:
+            path.unlink()
+            count += 1
+    return count
+
+
+def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tuple[Change, ...]:
+    """Write the records that differ from what was seen; returns them. Raises OSError, ValueError."""
+    changes = tuple(_changes(records_of(directory, archive), archive, seen))
+    for change in changes:
+        write_copy(directory, change.record)
+    return changes
+
+
+def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) -> Iterator[Change]:
+    for location, receipt in seen.receipts.items():
+        faults, before = seen.faults(receipt), records.get(location)
+        base = before
+        if base is None or (base.identity, base.copied) != (receipt.identity, receipt.copied):
+            base = CopyRecord.of(receipt, archive.name, archive.address)
+        receipt_name = _receipt_name(location)
+        rest = {path for path in base.damaged if path != receipt_name}
+        after = replace(base, damaged=tuple(sorted(rest | faults.keys())))
+        if after != before:
+            new = faults.keys() - (set() if before is None else set(before.damaged))
+            yield Change(after, {path: faults[path] for path in sorted(new)}, is_new=before is None)
+    for location, before in records.items():
+        if location in seen.receipts:
+            continue
+        name, path = _receipt_name(location), receipt_path(location)
+        why = seen.unreadable.get(path, "the receipt is missing")
+        if name not in before.damaged:
+            after = replace(before, damaged=tuple(sorted({*before.damaged, name})))
+            yield Change(after, {name: why})
+
+
+def _receipt_name(location: str) -> str:
+    return receipt_path(location).rpartition("/")[2]

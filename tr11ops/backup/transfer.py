@@ -1,0 +1,95 @@
+"""How bytes are moved between a checkpoint and an archive: settings that a copy, a re-read and a restore share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tr11ops.backup.rate import RateLimiter
+from tr11ops.backup.retrying import Retrying
+from tr11ops.runcard_copies import BackupSection
+
+PIECE_BYTES = 1 << 20
+SMALLEST_PIECE_BYTES = 64 << 10
+
+
+class CopyError(Exception):
+    """A copy did not come about. The text is one line: what, where, why, what to do."""
+
+
+class SourceDamaged(CopyError):
+    """A file of the checkpoint is not what its manifest says. Nothing was published."""
+
+
+class SourceChanged(CopyError):
+    """The checkpoint was changed, moved or removed while it was copied. Nothing was published; this is no damage."""
+
+
+class CopyDiffers(CopyError):
+    """What the far side gives back is not what was sent, and sending it again did not help. Nothing was published."""
+
+
+class CopyStopped(CopyError):
+    """Stopped on request. What was sent is kept at the far side, and the next copy goes on from there."""
+
+
+def _nothing(count: int) -> None:
+    """Nobody watches the progress."""
+
+
+def _silence(text: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The settings. `sending` and `reading` limit what all files together send and read back, each way.
+
+    `on_bytes` is told of each byte twice in a copy: when it was sent (or found sent), and when it was read back. It is
+    called from many threads, one at a time. `stop`: set it, and everything ends soon with CopyStopped. `say`: one line
+    for a person about a failure that is tried again. `resends`: how often a file that came back changed is sent again.
+    """
+
+    parallel: int = 8
+    sending: RateLimiter = field(default_factory=lambda: RateLimiter(0))
+    reading: RateLimiter = field(default_factory=lambda: RateLimiter(0))
+    retrying: Retrying = field(default_factory=Retrying)
+    on_bytes: Callable[[int], None] = _nothing
+    say: Callable[[str], None] = _silence
+    stop: threading.Event = field(default_factory=threading.Event)
+    piece_bytes: int = PIECE_BYTES
+    resends: int = 2
+
+    @classmethod
+    def of(
+        cls,
+        section: BackupSection,
+        *,
+        on_bytes: Callable[[int], None] = _nothing,
+        say: Callable[[str], None] = _silence,
+        stop: threading.Event | None = None,
+    ) -> Transfer:
+        """The settings of a card."""
+        stop = stop or threading.Event()
+        rate = section.megabytes_per_second * 1e6
+        piece = PIECE_BYTES if not rate else min(PIECE_BYTES, max(SMALLEST_PIECE_BYTES, int(rate / 4)))
+        return cls(
+            parallel=section.parallel,
+            sending=RateLimiter(rate, sleep=stop.wait),
+            reading=RateLimiter(rate, sleep=stop.wait),
+            on_bytes=on_bytes,
+            say=say,
+            stop=stop,
+            piece_bytes=piece,
+        )
+
+    def check_stop(self) -> None:
+        """Raise CopyStopped when a stop was asked for."""
+        if self.stop.is_set():
+            raise CopyStopped("stopped on request; the next copy goes on from here")
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raise CopyStopped as soon as a stop is asked for."""
+        self.stop.wait(seconds)
+        self.check_stop()

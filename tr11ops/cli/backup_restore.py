@@ -1,0 +1,210 @@
+"""`tr11 backup restore` and `drill`: a copy back to a folder, when it is needed and before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, place_of, require_archives
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
+
+if TYPE_CHECKING:
+    from tr11ops.backup.base import Archive
+    from tr11ops.backup.records import CopyRecord, Receipt
+    from tr11ops.runcard import RunCard
+
+SCHEMA = 1
+
+FromOption = Annotated[
+    str | None,
+    typer.Option("--from", metavar="store|url|ADDRESS", help="Default: a sound copy on record, whole ones first."),
+]
+
+
+def restore(
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="It becomes DIR/global_stepN.")],
+    run: RunOption = None,
+    source: FromOption = None,
+    kind: KindOption = None,
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="PATH", help="Only this file of the copy, put into DIR.")
+    ] = None,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be restored.")] = False,
+    why: ReasonOption = "",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat it when cut off.
+
+    Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
+
+    [bold]Examples[/bold]
+
+      tr11 backup restore 12000 --into /scratch/again
+
+      tr11 backup restore 12000 --from url --kind weights --into /scratch/eval
+
+      tr11 backup restore 12000 --from store --file manifest.json --into .
+    """
+    card = read_card(run, overrides)
+    asked = asked_of([step], kind)
+    if file is not None and latest:
+        raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
+    name = source or _best(card, step, kind)
+    require_archives(card, [name], [step], "--from")
+    with _told(), closing(_opened(name, card)) as archive:
+        receipt = _receipt(archive, card, step, asked.kind)
+        if latest and receipt.kind != "full":
+            raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
+        _warn(card, archive, receipt)
+        made = into / (f"global_step{step}" if file is None else Path(file).name)
+        if not dry_run:
+            made = _restored(card, archive, receipt, into, file, latest, why, as_json)
+    if as_json:
+        values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
+        typer.echo(json.dumps({**values, "from": receipt.location, "bytes": receipt.bytes}, indent=1))
+        return
+    from tr11ops.units import size
+
+    would = "would become" if dry_run else "is now"
+    typer.echo(f"{archive.address}/{receipt.location} ({receipt.kind}, {size(receipt.bytes)}) {would} {made}")
+
+
+def _restored(
+    card: RunCard, archive: Archive, receipt: Receipt, into: Path, file: str | None, latest: bool, why: str, quiet: bool
+) -> Path:
+    """Do it, and put it in the journal of a run that is here."""
+    from tr11ops.backup.restore import restore_checkpoint, restore_file
+
+    total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
+    with place_of(card, quiet) as place:
+        with place.watch(f"restore {receipt.step}", total) as progress:
+            transfer = place.transfer(progress)
+            if file is not None:
+                made = restore_file(archive, receipt, file, into, transfer)
+            else:
+                made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
+        if place.directory.exists:
+            said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
+            place.journal.write("restored", why, said)
+    return made
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of archives and copies as one line, each with its exit code."""
+    from tr11ops.backup.base import ArchiveAway, ArchiveError
+    from tr11ops.backup.transfer import CopyError
+
+    try:
+        yield
+    except ArchiveError as error:
+        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveAway) else 1) from None
+    except CopyError as error:
+        raise Refusal(str(error)) from None
+    except ValueError as error:
+        raise Refusal(f"{error}; restore from another copy") from None
+
+
+def drill(
+    run: RunOption = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="store|url", help="Default: wherever the newest whole copy is.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="Where there is room; default: the run directory.")
+    ] = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then removed.
+
+    The outcome and its date go on record; `tr11 backup status` shows them.
+
+    [bold]Examples[/bold]
+
+      tr11 backup drill
+
+      tr11 backup drill --from url --into /scratch/room
+    """
+    from dataclasses import asdict
+
+    from tr11ops.backup.drill import choose_copy, run_drill
+    from tr11ops.backup.turn import TurnTaken
+    from tr11ops.units import duration, size
+
+    card = read_card(run, overrides)
+    archives = require_archives(card, [source] if source else None, [1], "--from")
+    copy = choose_copy((c for c in _records(card) if c.archive in archives), source)
+    if copy is None:
+        raise Refusal(f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status")
+    if into is not None and not into.is_dir():
+        raise Refusal(f"--into {into}: there is no such folder", exit_code=2)
+    try:
+        with _told(), closing(_opened(copy.archive, card)) as archive, place_of(card, as_json) as place:
+            done = run_drill(place, archive, copy, into)
+    except TurnTaken as taken:
+        raise Refusal(f"a drill goes on already: {taken}") from None
+    if as_json:
+        typer.echo(json.dumps(asdict(done), indent=1))
+    else:
+        result = "passed" if done.passed else "FAILED"
+        took = f"{size(done.bytes)} in {duration(done.seconds)}"
+        typer.echo(f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}")
+    raise typer.Exit(0 if done.passed else 1)
+
+
+# ----------------------------------------------------------------------------- finding a copy
+def _records(card: RunCard) -> tuple[CopyRecord, ...]:
+    from tr11ops.backup.records import read_copies
+
+    try:
+        return read_copies(directory_of(card))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"the records of copies cannot be read: {error}; name the archive: --from", exit_code=3) from None
+
+
+def _best(card: RunCard, step: int, kind: str | None) -> str:
+    found = [
+        copy for copy in _records(card)
+        if copy.is_sound and copy.step == step and kind in (None, copy.kind) and copy.archive in ("store", "url")
+    ]  # fmt: skip
+    if not found:
+        raise Refusal(f"no sound copy of step {step} is on record; name the archive: --from store, url or an address")
+    best = max(found, key=lambda copy: (copy.kind == "full", copy.archive == "store"))
+    say(f"from the {best.archive}: {best.address}")
+    return best.archive
+
+
+def _opened(name: str, card: RunCard) -> Archive:
+    from tr11ops.backup.archives import open_archive
+
+    return open_archive(name, card)
+
+
+def _receipt(archive: Archive, card: RunCard, step: int, kind: str | None) -> Receipt:
+    from tr11ops.backup.restorable import restorable
+
+    return restorable(archive, card.run.variant, step, kind)  # type: ignore[arg-type]
+
+
+def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
+    """Say what speaks against a copy; what is read is compared all the same."""
+    from tr11ops.backup.restorable import doubts
+
+    for doubt in doubts(receipt):
+        say(doubt)
+    if not directory_of(card).exists:
+        return
+    for copy in _records(card):
+        if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.damaged:
+            say(f"this copy is on record as damaged ({copy.damaged[0]}): what is read is compared all the same")

@@ -1,0 +1,90 @@
+"""`tr11 backup status`: one screen of what is copied, what is due, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
+
+if TYPE_CHECKING:
+    from tr11ops.report.backup_status import Screen
+    from tr11ops.runcard import RunCard
+
+
+def status(
+    run: RunOption = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="First make the records anew from the receipts at the far side.")
+    ] = False,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """For each archive: its copies, the last success, how far re-reading is, what is damaged, what is due, who copies.
+
+    Goes by what is on record; `--rebuild` asks the far side.
+
+    Exit code 0: fine; 1: a copy is damaged, or the last round failed; 3: the records cannot be read.
+
+    [bold]Examples[/bold]
+
+      tr11 backup status
+
+      tr11 backup status --rebuild
+    """
+    from tr11ops.logs.lines import plain
+    from tr11ops.report.backup_status import lines, value
+
+    card = read_card(run, overrides)
+    archives = require_archives(card, None, None)
+    if not directory_of(card).exists:
+        raise Refusal(f"{directory_of(card).root} does not exist; check --run")
+    code = _rebuild(card, archives, as_json) if rebuild else 0
+    try:
+        screen = _screen(card, archives)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
+    if as_json:
+        typer.echo(json.dumps(value(screen), indent=1))
+    else:
+        for line in lines(screen):
+            typer.echo(plain(line))
+    raise typer.Exit(max(code, 1 if screen.needs_person else 0))
+
+
+def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
+    from tr11ops.backup.service import rebuild
+    from tr11ops.cli.common import say
+
+    with place_of(card, is_quiet) as place:
+        done = rebuild(place, archives)
+    for tally in done.tallies:
+        for fault in tally.faults:
+            say(f"{tally.archive}: {fault}")
+        if tally.busy:
+            say(f"{tally.archive}: {tally.busy}; its records were left to it")
+    return done.exit_code
+
+
+def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
+    from tr11ops.backup.archive_round import plan_of, rows_of
+    from tr11ops.backup.ledger import read_archive_state, read_drill
+    from tr11ops.backup.records import read_copies
+    from tr11ops.backup.round_values import Request
+    from tr11ops.backup.turn import owner_of
+    from tr11ops.report.backup_status import ArchiveView, Screen
+
+    directory, now = directory_of(card), time.time()
+    rows, copies = rows_of(directory), read_copies(directory)
+    views = []
+    for name in archives:
+        state = read_archive_state(directory, name)
+        ours = tuple(c for c in copies if c.archive == name and (state is None or c.address == state.address))
+        plan = plan_of(card, rows, ours, Request((name,)))
+        address = state.address if state is not None else str(getattr(card.backup, name))
+        views.append(ArchiveView(name, address, state, ours, plan.due, owner_of(directory, name, now)))
+    return Screen(card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days)
