@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ from pydantic import Field
 
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_copies import BackupSection, HubSection
-from tr11ops.runcard_load import Key, apply_overrides, expand, make_absolute, read_tables, unusable_values
+from tr11ops.runcard_load import (
+    Key,
+    apply_overrides,
+    expand,
+    make_absolute,
+    read_tables,
+    secret_values,
+    unusable_values,
+)
 from tr11ops.runcard_sections import RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
+from trainer.config_base import is_private
 from trainer.config_rules import cross_problems
 from trainer.schedule import batch_size_at, path_of
 
@@ -70,6 +80,14 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
         ("filesystems", "path"),
+    }
+)
+SECRET_FILE_KEYS: frozenset[Key] = frozenset(
+    {
+        ("hub", "credentials_file"),
+        ("backup", "credentials_file"),
+        ("alerts", "urls_file"),
+        ("alerts", "dead_man_url_file"),
     }
 )
 
@@ -164,6 +182,7 @@ def load_card(
     _raise_if(unusable_values(tables, SHELL_KEYS), source)
     tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
     problems += undefined + unusable_values(tables, SHELL_KEYS)
+    problems += secret_values(tables, SECRET_FILE_KEYS)
     tables = make_absolute(tables, PATH_KEYS, directory or Path.cwd(), variables)
     return _checked(tables, problems, source)
 
@@ -172,7 +191,9 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
     try:
         card = validate(RunCard, tables, source)
     except CardError as error:
-        _raise_if([*problems, *error.problems], source)
+        named = [f"{problem.key}." for problem in problems]
+        fresh = [fault for fault in error.problems if not any(key.startswith(f"{fault.key}.") for key in named)]
+        _raise_if([*problems, *fresh], source)
         raise
     found = [*problems, *cross_problems(card, card.world_size), *operation_problems(card)]
     _raise_if(found, source)
@@ -184,7 +205,12 @@ def _raise_if(problems: Sequence[Problem], source: str) -> None:
         more = Problem("card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "mend these first")
         problems = [*problems[:MOST_PROBLEMS], more]
     if problems:
-        raise CardError(source, problems)
+        raise CardError(source, [_without_private(problem) for problem in problems])
+
+
+def _without_private(problem: Problem) -> Problem:
+    """The problem without what it quotes, where that is of a key that is never shown."""
+    return replace(problem, value=None) if is_private(RunCard, problem.key.split(".")) else problem
 
 
 # ----------------------------------------------------------------------------- which card

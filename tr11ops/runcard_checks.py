@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.slurm_syntax import parse_time_limit
 from trainer.config import Problem
+from trainer.config_base import has_secret
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -18,6 +19,11 @@ MARGIN_SECONDS = 60
 
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a secret: by its value's form, or by its name unless the value is the path of a file."""
+    return has_secret(value) or (_SECRET_NAME.search(name) is not None and not value.startswith("/"))
 
 
 def operation_problems(card: RunCard) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tr11ops.runcard_sections import Word
+from tr11ops.slurm_syntax import parse_time_limit
 from trainer.config import Section
 
 # \w is all of Unicode, which costs 70 ms in each start of a command
@@ -27,7 +28,10 @@ class HubSection(Section):
     interval_minutes: int = Field(default=60, gt=0, le=10_080, description="between two synchronisations")
     credentials_file: str | None = Field(default=None, description="JSON with the bot's user, mail and token")
     endpoint: str | None = Field(
-        default=None, pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$", description="a hub of one's own; no credentials"
+        default=None,
+        pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
+        repr=False,
+        description="a hub of one's own; no credentials",
     )
     private: bool = Field(default=True, description="of a repository that is made: only members see it")
     publish_status: bool = Field(
@@ -48,11 +52,14 @@ class BackupSection(Section):
     store: str | None = Field(default=None, description="folder of the archive file system")
     url: str | None = Field(
         default=None,
-        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@]+$",
+        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@?#]+$",
+        repr=False,
         description="bucket, e.g. gs://NAME/PATH; no credentials",
     )
     options: dict[str, str | int | float | bool] = Field(
-        default={}, description='how fsspec opens the url, e.g. {endpoint_url = "http://host:4443"}; no secrets'
+        default={},
+        repr=False,
+        description='how fsspec opens the url, e.g. {endpoint_url = "http://host:4443"}; no secrets',
     )
     credentials_file: str | None = Field(
         default=None, description="of the url, e.g. a service account's JSON; default: what the library finds itself"
@@ -97,6 +104,12 @@ class BackupSection(Section):
     constraint: Word | None = Field(default=None, description="node feature asked for; default: [cron] constraint")
     quality_of_service: Word | None = Field(default=None, description="QoS; default: [cron] quality_of_service")
     time_limit: str = Field(default="20:00:00", description="of a round that is a job")
+
+    @field_validator("time_limit")
+    @classmethod
+    def _is_time_limit(cls, limit: str) -> str:
+        parse_time_limit(limit)
+        return limit
 
     @field_validator("options")
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from trainer.config import CardError, Problem, nearest
+from trainer.config_base import has_secret
 
 Key = tuple[str | int, ...]
 
@@ -99,6 +100,24 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
     return problems
 
 
+def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[Problem]:
+    """Texts that are a secret by their form, and addresses where a file that holds one belongs.
+
+    A card is shared, and copied into the run directory: a secret in it is everybody's. The problems do not repeat it.
+    """
+    problems = []
+    for key, value in walk(dict(tables)):
+        if not isinstance(value, str):
+            continue
+        if key in file_keys and ("://" in value or has_secret(value)):
+            rule = "is the path of a file, and this holds the secret itself"
+            problems.append(Problem(dotted(key), None, rule, "put it into a file that others cannot read"))
+        elif has_secret(value):
+            rule = "holds a password, a token or a signed address, and the card is shared with others"
+            problems.append(Problem(dotted(key), None, rule, "keep it in a file of its own that others cannot read"))
+    return problems
+
+
 # ----------------------------------------------------------------------------- --set section.key=value
 def apply_overrides(
     tables: dict[str, Any], overrides: Sequence[str], schema: type[BaseModel]
@@ -113,7 +132,7 @@ def apply_overrides(
         name, equals, text = override.partition("=")
         parts = tuple(part.strip() for part in name.split("."))
         if not equals or len(parts) < 2 or not all(parts):
-            problems.append(Problem("--set", override, "must be section.key=value", "e.g. --set slurm.nodes=24"))
+            problems.append(Problem("--set", name, "must be section.key=value", "e.g. --set slurm.nodes=24"))
             continue
         kinds, problem = _kinds_at(schema, parts)
         if problem:

@@ -6,6 +6,7 @@ Imports pydantic and the standard library only; never torch.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,9 +23,47 @@ MOST_SAMPLES = 10**15
 MOST_ITERATIONS = 10**12
 
 
+# What nobody may read in a message, wherever in a card it was put by mistake.
+_SECRET_KEY = re.compile(
+    r"(?:^|[._-])(?:auth|auth_?token|token|password|passwd|secret|sas|(?:api|access|account|private)_?key|credentials?)(?:$|[._-])",
+    re.IGNORECASE,
+)
+_SECRET_SHAPES = (
+    re.compile(r"\bhf_[A-Za-z0-9]{20,}"),  # a hub's token
+    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),  # an access key
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
+    re.compile(r"://[^\s/@:]*:[^\s/@]+@"),  # USER:PASSWORD@ in an address
+    re.compile(
+        r"(?i)://\S*[?&](?:[a-z-]*signature|sig|[a-z_-]*token|[a-z_-]*key|password|secret)="
+    ),  # a signed address
+)
+_DOUBTFUL_SHAPES = (
+    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),
+    re.compile(r"[^\s/:@]*:[^\s/@]+@"),
+    re.compile(r"://[^\s/@]+@"),
+    re.compile(r"://[^\s?]*\?"),
+)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a text has the form of a token, a private key, or an address with a password or a signature in it."""
+    return any(shape.search(text) for shape in _SECRET_SHAPES)
+
+
+def _may_be_shown(key: str, value: object) -> bool:
+    """Whether a message may repeat what a key holds; in doubt it does not."""
+    if isinstance(value, dict) or _SECRET_KEY.search(key):
+        return False
+    text = str(value)
+    return not has_secret(text) and not any(shape.search(text) for shape in _DOUBTFUL_SHAPES)
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to mend it."""
+    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to mend it.
+
+    As text it does not repeat what may be a secret.
+    """
 
     key: str
     value: Any
@@ -35,7 +74,7 @@ class Problem:
         shown = repr(self.value)
         if len(shown) > 60:
             shown = shown[:57] + "..."
-        held = "" if self.value is None else f" = {shown}"
+        held = f" = {shown}" if self.value is not None and _may_be_shown(self.key, self.value) else ""
         line = f"{self.key}{held}: {self.rule}; {self.fix}"
         return "".join(character if character.isprintable() else " " for character in line)
 
@@ -82,11 +121,29 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
         return Problem(key, entry["input"], "must be a table", f"write [{key}] and its keys below it")
     if entry["type"] == "too_short":
         return Problem(key, entry["input"], f"needs at least {context['min_length']} entry", "add what is missing")
+    value = None if is_private(schema, entry["loc"]) else entry["input"]
     rule = entry["msg"][0].lower() + entry["msg"][1:]
     if entry["type"] == "string_pattern_mismatch":
         rule = f"must look like {context['pattern']} (a regular expression)"
     fix = "change it in the card or with --set " + key + "=VALUE"
-    return Problem(key, entry["input"], rule, fix)
+    return Problem(key, value, rule, fix)
+
+
+def is_private(schema: type[BaseModel], location: Iterable[Any]) -> bool:
+    """Whether a key on the way is one whose value is never shown (`repr=False`): it may hold a secret by mistake."""
+    current: Any = schema
+    for part in location:
+        field = current.model_fields.get(part)
+        if field is None:
+            return False
+        if not field.repr:
+            return True
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+        if not tables:
+            return False
+        current = tables[0]
+    return False
 
 
 def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:

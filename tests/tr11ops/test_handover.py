@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, record, running, snapshot, steps
-from tests.tr11ops.test_status_care import REMARK, alert, look
+from tests.tr11ops.test_status_care import REMARK, alert, asked_for, look
 from tests.tr11ops.test_status_command import COMMAND, Place
 from tr11ops.agent.records import LaunchRecord
 from tr11ops.alerts.book import Incident
@@ -27,7 +27,7 @@ from tr11ops.cli.handover import begin_of
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.journal import Entry, Journal, read_journal
-from tr11ops.operation import Hold
+from tr11ops.operation import CopyStatus, Hold
 from tr11ops.report.chain import Fault
 from tr11ops.report.goodput import Goodput
 from tr11ops.report.handover import Handover, Happened, Material, Standing, differences, hand_over, last_handover
@@ -178,6 +178,28 @@ def test_people_and_tr11_are_told_apart() -> None:
 def test_what_is_done_again_and_again_is_one_line() -> None:
     (deed,) = deeds_of(tuple(entry("checkpoint-now", age=10 - number) for number in range(3)))
     assert (deed.text, deed.count, deed.time) == ("asked for a checkpoint (3 times)", 3, NOW - 10)
+
+
+def test_copies_are_told_without_the_hourly_noise() -> None:
+    about = {"archive": "store", "step": 3000}
+    deeds = deeds_of((
+        entry("backup-began", **about), entry("backup-copied", why="store_interval 1000", **about),
+        entry("backup-copied", why="store_interval 1000", archive="store", step=4000), entry("sync"), entry("reread"),
+        entry("backup-damaged", why="digest", **about), entry("backup-drill", passed=False, **about),
+        entry("restored", **about), entry("checkpoints-prune", why="2 to remove"), entry("checkpoint-removed"),
+        entry("checkpoint-pinned", step=3000),
+    ))  # fmt: skip
+    assert [deed.text for deed in deeds] == [
+        "copies made and read back in the store (2 times)",
+        "the copy of step 3000 in the store was found damaged",
+        "restore drill of step 3000 FAILED",
+        "restored step 3000 from the store",
+        "pruned checkpoints",
+        "pinned checkpoint 3000",
+    ]
+    assert made().copies == "" and "Copies:" not in markdown(made(), UTC)
+    seen = asked_for(snapshot(backup=CopyStatus(NOW - HOUR, 31000)), archive_interval=1000)
+    assert "- Copies: backup of step 31000 1 h 00 min ago." in markdown(made(snapshot=seen), UTC)
 
 
 def test_changes_of_the_card_are_named() -> None:

@@ -135,7 +135,7 @@ def test_overrides(override: str, read: Callable[[RunCard], object], value: obje
     [
         ("slurm.nods=4", "slurm.nods: is not a known key; did you mean 'slurm.nodes'?"),
         ("slrm.nodes=4", "slrm.nodes: is not a known key; did you mean 'slurm'?"),
-        ("nodes=4", "--set = 'nodes=4': must be section.key=value; e.g. --set slurm.nodes=24"),
+        ("nodes=4", "--set = 'nodes': must be section.key=value; e.g. --set slurm.nodes=24"),
         ("slurm.nodes", "--set = 'slurm.nodes': must be section.key=value; e.g. --set slurm.nodes=24"),
         ("run.name.first=x", "run.name.first: run.name is not a table; drop the rest"),
         ("slurm.nodes=four", "slurm.nodes = 'four': input should be a valid integer"),
@@ -213,7 +213,7 @@ def test_which_card(tmp_path: Path) -> None:
         (["parallel.partition=type:["], "parallel.partition = 'type:[': is not a regular expression"),
         (["batch.train_samples=4"], "batch.train_samples = 4: is less than one global batch"),
         (["run.directory=''"], "run.directory = '': string should have at least 1 character"),
-        (["backup.url=gs://me:pw@bucket"], "backup.url = 'gs://me:pw@bucket': must look like"),
+        (["backup.url=gs://me:pw@bucket"], "backup.url: holds a password"),
         (["model.layers=9223372036854775808"], "model.layers = 'an integer of 64 bits': does not fit in 64 bits"),
     ],
 )  # fmt: skip

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +13,19 @@ import pytest
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, running, snapshot, with_facts
 from tr11ops.alerts.book import Alert
 from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.backup.ledger import DrillRecord, write_drill
+from tr11ops.backup.schedule import CopyPolicy
+from tr11ops.backup.turn import Turn
+from tr11ops.crontab.claims import Claim, ClaimFolder
 from tr11ops.crontab.state import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.filesystems.history import Usage
-from tr11ops.operation import CopyStatus, FilesystemRule
+from tr11ops.operation import Copied, CopyStatus, FilesystemRule
 from tr11ops.report.status_answer import Answer, answer
-from tr11ops.report.status_care import alerts, copies, filesystems, nodes, periodic
-from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
-from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown
+from tr11ops.report.status_care import alerts, copies, copies_missing, damaged_copies, filesystems, nodes, periodic
+from tr11ops.report.status_surroundings import AtWork, NodeUse, Surroundings, node_use, see_surroundings
+from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict, Word, judge
 
 HEALTHY = Verdict(Word.HEALTHY, "it trains")
@@ -114,6 +121,57 @@ def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
     assert (text, style) == ("backup never yet", "yellow")
     ((_, text, style),) = copies(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000))
     assert (text, style) == ("backup unknown", "magenta")
+
+
+def test_what_is_missing_damaged_and_tried_is_told() -> None:
+    policy = CopyPolicy(has_store=True, has_url=False, store_interval=100, milestone_percent=0)
+    seen = CopyStatus(NOW - HOUR, 31000, "store: no room", (Copied("store", "full", 31000),), ("store: step 31000",))
+    given = asked_for(snapshot(backup=seen), archive_interval=100, copies=policy)
+    assert (copies_missing(given), damaged_copies(given)) == (2, 1)  # 31,100 and 31,200
+    around = Surroundings(
+        copying=(AtWork("store", "ana", "login1", NOW - 60, 31100), AtWork("sync", "ben", "login2", NOW - 5)),
+        drill=DrillRecord(NOW - DAY, "store", 30000, passed=False),
+    )
+    (_, text, style), *at_work = copies(given, around)
+    assert text == (
+        "backup of step 31000 1 h 00 min ago, but now: store: no room; 2 not copied yet; 1 DAMAGED; "
+        "restore drill of step 30000 FAILED 1 d 0 h ago"
+    )
+    assert style == "red"
+    assert [words for _, words, _ in at_work] == [
+        "ana on login1 copies to the store (step 31100), for 1 min",
+        "ben on login2 mirrors the logs to the hub, for 5 s",
+    ]
+    hidden = asked_for(snapshot(backup=Unknown("x")), archive_interval=100, copies=policy)
+    assert (copies_missing(hidden), damaged_copies(hidden)) == (None, None)
+
+
+def test_who_copies_is_read_from_the_claims(tmp_path: Path) -> None:
+    """The names of the claims are those under which the copying commands make them."""
+    from tests.tr11ops.hub.test_published import card_of, directory_of
+    from tr11ops.hub.sync import CLAIM
+
+    card = card_of(tmp_path)
+    given = card.model_copy(
+        update={
+            "backup": card.backup.model_copy(update={"store": str(tmp_path / "store")}),
+            "hub": card.hub.model_copy(update={"repository": "bot/logs"}),
+        }
+    )
+    directory = directory_of(card)
+    directory.paths.state.mkdir(parents=True)
+    assert see_surroundings(directory, given, snapshot()).copying == ()
+    with Turn(directory, "store", threading.Event()) as turn:
+        turn.copying(31000)
+        ClaimFolder(directory, CLAIM).take(Claim.of_this_process(time.time(), HOUR), None)
+        ClaimFolder(directory, "copy-url").take(Claim.of_this_process(time.time(), HOUR), None)
+        seen = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+        assert [(work.to, work.step) for work in known(seen.copying, ())] == [("store", 31000), ("sync", None)]
+        write_drill(directory, DrillRecord(NOW, "store", 30000, passed=True))
+    after = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+    assert [work.to for work in known(after.copying, ())] == ["sync"]
+    assert after.drill == DrillRecord(NOW, "store", 30000, passed=True)
+    assert see_surroundings(directory, card, snapshot()).drill is None
 
 
 # ----------------------------------------------------------------------------- file systems

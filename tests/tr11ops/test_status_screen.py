@@ -30,6 +30,7 @@ from tests.tr11ops.status_cases import (
 )
 from tests.tr11ops.test_status_care import FAULT, alert, cron_job, look
 from tests.tr11ops.test_status_verdict import TABLE
+from tr11ops.backup.ledger import DrillRecord
 from tr11ops.cluster.base import Node
 from tr11ops.crontab.state import ChainState
 from tr11ops.detect.registry import detect_all
@@ -37,7 +38,7 @@ from tr11ops.operation import CopyStatus, FilesystemRule, Hold
 from tr11ops.report.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.report.status import Screen, render
 from tr11ops.report.status_json import status_document
-from tr11ops.report.status_surroundings import Surroundings
+from tr11ops.report.status_surroundings import AtWork, Surroundings
 from tr11ops.snapshot import Exclusion, KillSwitch, Snapshot, Unknown
 from tr11ops.units import duration, quantity, size
 from tr11ops.verdict import judge
@@ -231,7 +232,13 @@ def full() -> dict[str, object]:
         usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
     )
     findings = detect_all(snapshot(jobs=(running(),))) or ()
-    surroundings = Surroundings((alert(),), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
+    surroundings = Surroundings(
+        (alert(),),
+        tuple(f"n{n:02d}" for n in range(1, 49)),
+        (152.0, 20.0),
+        copying=(AtWork("store", "ana", "login1", NOW - 60, 31000),),
+        drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),
+    )
     return status_document(given, (FAULT, *findings), judge(given, ()), surroundings)
 
 
@@ -282,10 +289,13 @@ def test_the_document_of_everything() -> None:
 
 def test_unknown_surroundings_are_null_with_a_reason() -> None:
     given = snapshot()
-    blind = Surroundings(Unknown("no rights"), Unknown("torn"), Unknown("gone"))
+    blind = Surroundings(Unknown("no rights"), Unknown("torn"), Unknown("gone"), (), Unknown("away"), Unknown("cut"))
     written = status_document(given, (), judge(given, ()), blind)
     assert (written["alerts"], written["throughput"]["best"]) == (None, None)
-    assert written["unknown"] == ["alerts: no rights", "launch: torn", "best throughput: gone"]
+    assert (written["copying"], written["restore_drill"]) == (None, None)
+    assert written["unknown"] == [
+        "alerts: no rights", "launch: torn", "best throughput: gone", "copying: away", "restore drill: cut",
+    ]  # fmt: skip
 
 
 def test_a_low_screen_shows_what_is_wrong_first() -> None:

@@ -34,6 +34,12 @@ SchedulerOption = Annotated[
         "--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one."
     ),
 ]
+EndpointOption = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="With --remote: another hub. Else $HF_ENDPOINT.")
+]
+VariantOption = Annotated[
+    str | None, typer.Option("--variant", metavar="NAME", help="With --remote: one of several trainings in it.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 

@@ -13,6 +13,7 @@ from tr11ops.exclusions import AUTOMATIC_OWNER
 from tr11ops.journal import Entry
 from tr11ops.report.handover_deeds import Deed, deeds_of, is_persons
 from tr11ops.report.status_answer import answer
+from tr11ops.report.status_care import copies
 from tr11ops.report.status_surroundings import Surroundings
 from tr11ops.rundir import Submission
 from tr11ops.snapshot import Exclusion, Snapshot, Unknown, known
@@ -131,6 +132,7 @@ class Handover:
     open: tuple[Happened, ...]
     coming: tuple[Happened, ...]
     doubts: tuple[str, ...]
+    copies: str = ""
 
 
 def hand_over(material: Material, since: float, until: float, basis: str, coming: Iterable[Happened]) -> Handover:
@@ -161,6 +163,7 @@ def hand_over(material: Material, since: float, until: float, basis: str, coming
         open=tuple(_open(material)),
         coming=tuple(sorted(coming, key=lambda event: event.time)),
         doubts=tuple(dict.fromkeys(material.doubts)),
+        copies="; ".join(words for _, words, _ in copies(snapshot, material.surroundings)),
     )
 
 

@@ -13,7 +13,12 @@ from tr11ops.journal import Entry
 Data = Mapping[str, Any]
 
 # What is told elsewhere in the hand-over, or says nothing to a person.
-SILENT = frozenset({"alert-opened", "alert-sent", "alert-resolved", "handover", "launch", "launch-failed", INTENT})
+SILENT = frozenset(
+    {
+        "alert-opened", "alert-sent", "alert-resolved", "handover", "launch", "launch-failed", INTENT,
+        "backup-began", "reread", "sync", "checkpoint-removed",
+    }
+)  # fmt: skip
 NODES = frozenset({EXCLUDED, INCLUDED, CHECKED})
 
 
@@ -24,6 +29,11 @@ def _names(data: Data, key: str) -> str:
 
 def _alert(data: Data) -> str:
     return str(data.get("title") or data.get("detector") or "an alert")
+
+
+def _copy(data: Data) -> str:
+    step = "a copy" if data.get("step") is None else f"the copy of step {data.get('step')}"
+    return f"{step} in the {data.get('archive')}"
 
 
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
@@ -46,6 +56,19 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "alert-acknowledgement-expired": lambda data: f"nobody has it any more: {_alert(data)}",
     "cron-installed": lambda data: f"installed the periodic jobs ({data.get('way')})",
     "cron-removed": lambda data: f"removed the periodic jobs ({data.get('way')})",
+    "backup-submitted": lambda data: f"queued a backup: job {data.get('job')}",
+    "backup-copied": lambda data: f"copies made and read back in the {data.get('archive')}",
+    "backup-failed": lambda data: f"{_copy(data)} did not come about",
+    "backup-damaged": lambda data: f"{_copy(data)} was found damaged",
+    "backup-sound": lambda data: f"{_copy(data)} is sound again",
+    "backup-drill": lambda data: (
+        f"restore drill of step {data.get('step')} {'passed' if data.get('passed') else 'FAILED'}"
+    ),
+    "restored": lambda data: f"restored step {data.get('step')} from the {data.get('archive')}",
+    "upload": lambda data: f"published step {data.get('step')}",
+    "checkpoint-pinned": lambda data: f"pinned checkpoint {data.get('step')}",
+    "checkpoint-unpinned": lambda data: f"unpinned checkpoint {data.get('step')}",
+    "checkpoints-prune": lambda _: "pruned checkpoints",
     EXCLUDED: lambda data: f"{data.get('node')} excluded",
     INCLUDED: lambda data: f"{data.get('node')} may be used again",
     CHECKED: lambda data: f"{data.get('node')} checked: {data.get('result')}",

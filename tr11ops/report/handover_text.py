@@ -50,6 +50,8 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
         lines.append(f"{count} made and kept: {steps}.")
     else:
         lines.append("No checkpoint was made.")
+    if given.copies:
+        lines.append(f"Copies: {given.copies}.")
     timed = [
         *((event.time, _trouble(event)) for event in given.incidents),
         *((event.time, _restart(event)) for event in given.restarts),

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Severity
+from tr11ops.operation import CopyStatus
 from tr11ops.report import charts
 from tr11ops.report.chain import Fault
 from tr11ops.report.history import AttemptHistory, History
 from tr11ops.report.material import Material
 from tr11ops.report.page import Column, Figure, Page, Section, table
+from tr11ops.report.status_care import copies_missing
 from tr11ops.report.timeline import Bucket
 from tr11ops.snapshot import Unknown, known
 from tr11ops.units import duration, quantity, size
@@ -339,7 +341,13 @@ def _copies(material: Material, zone: tzinfo) -> Iterator[str]:
             yield f"Last {name}: unknown ({copy.why})."
         elif copy is not None:
             step = "" if copy.step is None else f", step {copy.step:,}"
-            yield f"Last {name}: {clock(copy.time, zone)}{step}."
+            fault = f" Since then: {copy.message}." if copy.message else ""
+            yield f"Last {name}: {clock(copy.time, zone)}{step}.{fault}"
+    missing = copies_missing(material.snapshot)
+    if missing:
+        yield f"Not copied yet: {missing} of the copies that the card wants."
+    if isinstance(material.snapshot.backup, CopyStatus):
+        yield from (f"Damaged: {line}." for line in material.snapshot.backup.damaged)
 
 
 def _actions(material: Material, zone: tzinfo) -> Section:

@@ -42,6 +42,9 @@ NUMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tr11_backup_age_seconds": ("Age of the last verified backup.", ("backup", "age_seconds")),
     "tr11_backup_step": ("Step of the last verified backup.", ("backup", "step")),
     "tr11_sync_age_seconds": ("Age of the last copy of the logs.", ("sync", "age_seconds")),
+    "tr11_copies_missing": ("Copies of checkpoints that the card wants and that are not there.", ("copies_missing",)),
+    "tr11_copies_damaged": ("Copies that were found damaged.", ("copies_damaged",)),
+    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", ("restore_drill", "age_seconds")),
     "tr11_exit_code": ("What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.", ("exit_code",)),
 }  # fmt: skip
 SEVERITIES = ("info", "warning", "critical")
@@ -49,7 +52,8 @@ SEVERITIES = ("info", "warning", "critical")
 WHATS = frozenset({
     "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
     "phases", "events", "logs", "node_warnings", "ended_jobs", "holds", "backup", "sync", "periodic_jobs", "chains",
-    "usage", "clocks", "least_used", "latest", "alerts", "launch", "best_throughput",
+    "usage", "clocks", "least_used", "latest", "alerts", "launch", "best_throughput", "copying",
+    "restore_drill",
 })  # fmt: skip
 OTHER = "other"
 LOOK = "look"  # at all
@@ -122,6 +126,9 @@ def _operation(document: Document, run: tuple[str, str]) -> Iterator[GaugeMetric
         if disk[f"{kind}_percent"] is not None
     ]
     yield _family("tr11_filesystem_used_percent", "Of the limit, in bytes and in inodes.", ("name", "kind"), used, run)
+    drill = document["restore_drill"]
+    passed = None if drill is None else float(drill["passed"])
+    yield _family("tr11_restore_drill_passed", "1: the last restore that was tried passed.", (), _one(passed), run)
     full = [((disk["name"],), moment) for disk in disks if (moment := _seconds(disk["full_at"])) is not None]
     yield _family("tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run)
 

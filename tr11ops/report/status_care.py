@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import signs
+from tr11ops.detect.backup_overdue import missing_copies
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.operation import CopyStatus
-from tr11ops.report.status_surroundings import Surroundings, node_use
+from tr11ops.report.status_surroundings import SYNC, Surroundings, node_use
 from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown, known
 from tr11ops.units import duration
 
@@ -31,7 +32,7 @@ Row = tuple[str, str, str]  # label, text, style
 
 def care_rows(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Row]:
     """All of them, in the order of the screen."""
-    yield from copies(snapshot)
+    yield from copies(snapshot, surroundings)
     yield from filesystems(snapshot)
     yield from periodic(snapshot)
     yield from alerts(snapshot, surroundings.alerts)
@@ -60,19 +61,58 @@ def _named(excluded: tuple[Exclusion, ...]) -> str:
 
 
 # ----------------------------------------------------------------------------- copies
-def copies(snapshot: Snapshot) -> Iterator[Row]:
-    """The newest backup and the last sync, where the card asks for them."""
+def copies(snapshot: Snapshot, surroundings: Surroundings = Surroundings()) -> Iterator[Row]:  # noqa: B008  frozen
+    """The newest backup, what lacks a copy, who copies now, the last restore and the last sync, as the card asks."""
     operation = snapshot.run.operation
-    parts = []
-    if operation.archive_interval is not None:
-        parts.append(("backup", snapshot.backup))
-    if operation.sync_seconds is not None:
-        parts.append(("sync", snapshot.sync))
-    if parts:
-        words = "; ".join(f"{name} {_copy(seen, snapshot.time)}" for name, seen in parts)
-        hidden = any(isinstance(seen, Unknown) for _, seen in parts)
-        never = any(seen is None for _, seen in parts)
-        yield "copies", words, "magenta" if hidden else "yellow" if never else ""
+    has_backup, has_sync = operation.archive_interval is not None, operation.sync_seconds is not None
+    if not has_backup and not has_sync:
+        return
+    parts = [*_backup(snapshot, surroundings)] if has_backup else []
+    if has_sync:
+        parts.append(f"sync {_copy(snapshot.sync, snapshot.time)}{_fault(snapshot.sync)}")
+    seen = [*([snapshot.backup] if has_backup else []), *([snapshot.sync] if has_sync else [])]
+    style = "magenta" if any(isinstance(copy, Unknown) for copy in seen) else ""
+    failed = any(isinstance(copy, CopyStatus) and copy.message for copy in seen)
+    style = style or ("yellow" if failed or any(copy is None for copy in seen) else "")
+    damaged = damaged_copies(snapshot)
+    yield "copies", "; ".join(parts), "red" if damaged else style
+    for work in known(surroundings.copying, ()):
+        what = "mirrors the logs to the hub" if work.to == SYNC else f"copies to the {work.to}"
+        step = f" (step {work.step})" if work.step is not None else ""
+        since = duration(max(0.0, snapshot.time - work.since))
+        yield "", f"{work.user} on {work.host} {what}{step}, for {since}", "cyan"
+
+
+def _backup(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[str]:
+    yield f"backup {_copy(snapshot.backup, snapshot.time)}{_fault(snapshot.backup)}"
+    missing, damaged, drill = copies_missing(snapshot), damaged_copies(snapshot), surroundings.drill
+    if missing:
+        yield f"{missing} not copied yet"
+    if damaged:
+        yield f"{damaged} DAMAGED"
+    if isinstance(drill, Unknown):
+        yield "restore drill unknown"
+    elif drill is not None:
+        how = "passed" if drill.passed else "FAILED"
+        yield f"restore drill of step {drill.step} {how} {duration(max(0.0, snapshot.time - drill.time))} ago"
+
+
+def copies_missing(snapshot: Snapshot) -> int | None:
+    """Copies that the card wants of checkpoints that are here, and that are not on record; None where it is unknown."""
+    if isinstance(snapshot.backup, Unknown) or isinstance(snapshot.checkpoints, Unknown):
+        return None
+    return len(missing_copies(snapshot, snapshot.backup))
+
+
+def damaged_copies(snapshot: Snapshot) -> int | None:
+    """Copies that were found damaged; None where it is unknown."""
+    if isinstance(snapshot.backup, Unknown):
+        return None
+    return 0 if snapshot.backup is None else len(snapshot.backup.damaged)
+
+
+def _fault(seen: Observed[CopyStatus | None]) -> str:
+    return f", but now: {seen.message}" if isinstance(seen, CopyStatus) and seen.message else ""
 
 
 def _copy(seen: Observed[CopyStatus | None], now: float) -> str:

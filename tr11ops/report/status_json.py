@@ -13,7 +13,7 @@ from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
 from tr11ops.operation import CopyStatus
 from tr11ops.report.status_answer import answer
-from tr11ops.report.status_care import forecast_of
+from tr11ops.report.status_care import copies_missing, damaged_copies, forecast_of
 from tr11ops.report.status_forecast import end_of, next_checkpoint, throughput_of
 from tr11ops.report.status_surroundings import Surroundings, node_use
 from tr11ops.snapshot import Attempt, KillSwitch, Observed, Snapshot, Unknown, known
@@ -54,6 +54,8 @@ def status_document(
         "total_iterations": signs.total_iterations(snapshot),
         "loss": _finite(last.lm_loss) if last else None,
         "loss_is_finite": math.isfinite(last.lm_loss) if last else None,
+        "grad_norm": _finite(last.grad_norm) if last and last.grad_norm is not None else None,
+        "last_step_time": _stamp(steps[-1].time) if steps else None,
         "seconds_per_iteration": signs.seconds_per_iteration(snapshot),
         "tflops": _finite(last.tflops) if last else None,
         "throughput": _throughput(snapshot, surroundings),
@@ -70,6 +72,10 @@ def status_document(
         "next_checkpoint": _next_checkpoint(snapshot),
         "backup": _copy(snapshot.backup, snapshot.time),
         "sync": _copy(snapshot.sync, snapshot.time),
+        "copies_missing": copies_missing(snapshot),
+        "copies_damaged": damaged_copies(snapshot),
+        "copying": _copying(surroundings),
+        "restore_drill": _drill(surroundings, snapshot.time),
         "kill_switch": _stop_file(snapshot.kill_switch, snapshot.run.kill_switch),
         "pause": _stop_file(
             snapshot.pause, RunPaths(snapshot.run.directory, snapshot.run.name, snapshot.run.variant).pause
@@ -192,6 +198,25 @@ def _copy(seen: Observed[CopyStatus | None], now: float) -> dict[str, Any] | Non
         return None
     age = max(0.0, now - seen.time)
     return {"time": _stamp(seen.time), "age_seconds": age, "step": seen.step, "message": seen.message or None}
+
+
+def _copying(surroundings: Surroundings) -> list[dict[str, Any]] | None:
+    if isinstance(surroundings.copying, Unknown):
+        return None
+    return [
+        {"to": work.to, "who": work.user, "host": work.host, "since": _stamp(work.since), "step": work.step}
+        for work in surroundings.copying
+    ]
+
+
+def _drill(surroundings: Surroundings, now: float) -> dict[str, Any] | None:
+    drill = surroundings.drill
+    if isinstance(drill, Unknown) or drill is None:
+        return None
+    return {
+        "time": _stamp(drill.time), "age_seconds": max(0.0, now - drill.time), "archive": drill.archive,
+        "step": drill.step, "passed": drill.passed, "message": drill.message or None,
+    }  # fmt: skip
 
 
 def _holds(snapshot: Snapshot) -> list[dict[str, Any]] | None:

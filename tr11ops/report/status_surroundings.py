@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,24 +16,45 @@ from trainer.contract import read_json
 
 if TYPE_CHECKING:
     from tr11ops.alerts.book import Alert
+    from tr11ops.backup.ledger import DrillRecord
     from tr11ops.runcard import RunCard
+
+SYNC = "sync"
+COPY_CLAIMS = {"store": "copy-store", "url": "copy-url", SYNC: "hub-sync"}  # by what is copied to
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """Somebody copies to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
+
+    to: str
+    user: str
+    host: str
+    since: float
+    step: int | None = None
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
 
-    `course` is what the card's steps cost against each other; empty: all alike.
+    `course` is what the card's steps cost against each other; empty: all alike. `drill` is the last restore that was
+    tried. What the card does not ask for is not looked at.
     """
 
     alerts: Observed[tuple[Alert, ...]] = ()
     launch_nodes: Observed[tuple[str, ...] | None] = None
     best: Observed[Rates | None] = None
     course: tuple[Stretch, ...] = ()
+    copying: Observed[tuple[AtWork, ...]] = ()
+    drill: Observed[DrillRecord | None] = None
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
-        named = (("alerts", self.alerts), ("launch", self.launch_nodes), ("best throughput", self.best))
+        named = (
+            ("alerts", self.alerts), ("launch", self.launch_nodes), ("best throughput", self.best),
+            ("copying", self.copying), ("restore drill", self.drill),
+        )  # fmt: skip
         return tuple(f"{name}: {value.why}" for name, value in named if isinstance(value, Unknown))
 
 
@@ -43,8 +65,35 @@ def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot)
     from tr11ops.alerts.reading import open_alerts
 
     return Surroundings(
-        open_alerts(directory), _launch_nodes(directory, snapshot), best_rates(directory.paths), course_of(card)
+        open_alerts(directory),
+        _launch_nodes(directory, snapshot),
+        best_rates(directory.paths),
+        course_of(card),
+        observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
+        _drill(directory, card),
     )
+
+
+def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[AtWork]:
+    """Who copies now, for each archive that the card has, and for the hub."""
+    wanted = {"store": card.backup.store, "url": card.backup.url, SYNC: card.hub.repository}
+    for to, thing in COPY_CLAIMS.items():
+        if not wanted[to] or not (directory.paths.state / "cron" / "claims" / thing).is_dir():
+            continue
+        from tr11ops.crontab.claims import ClaimFolder
+
+        claim = ClaimFolder(directory, thing).newest()
+        if claim is not None and claim.is_living(now):
+            step = claim.data.get("step")
+            yield AtWork(to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None)
+
+
+def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:
+    if not card.backup.store and not card.backup.url:
+        return None
+    from tr11ops.backup.ledger import read_drill
+
+    return observed(lambda: read_drill(directory))
 
 
 def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple[str, ...] | None]:
