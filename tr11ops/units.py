@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import UTC, datetime
 
 
 def duration(seconds: float) -> str:
@@ -50,3 +52,18 @@ def quantity(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} T"
+
+
+def finite(value: float) -> float | None:
+    """The number where JSON can hold it; None for infinities and what is no number."""
+    return value if math.isfinite(value) else None
+
+
+def iso_time(moment: float | None) -> str | None:
+    """ISO 8601 in UTC, to the second; None for a time that is not known or that no calendar holds."""
+    if moment is None:
+        return None
+    try:
+        return datetime.fromtimestamp(moment, tz=UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None

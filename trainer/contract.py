@@ -26,6 +26,7 @@ parse_step = logline.parse_step
 format_validation = logline.format_validation
 
 MANIFEST_SCHEMA = 1
+STAND_IN = "stand-in"  # in `Manifest.versions` of what a rehearsal saved
 DIGEST_ALGORITHM = "sha256"
 LATEST_FILE = "latest"
 MANIFEST_FILE = "manifest.json"
@@ -184,9 +185,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
             value = json.loads(stream.read())
     except FileNotFoundError:
         return None
+    except RecursionError:
+        raise ValueError(f"{path} does not hold a JSON object: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds; nothing of a pipe. Raises OSError."""
+    with open(path, "rb", opener=_never_waiting) as stream:
+        return stream.read() or b""  # None: a pipe that somebody is about to write to
 
 
 def _never_waiting(path: str, flags: int) -> int:
@@ -321,6 +330,11 @@ class Manifest:
     def total_bytes(self) -> int:
         return sum(entry.bytes for entry in self.files)
 
+    @property
+    def is_rehearsed(self) -> bool:
+        """Whether a stand-in of the trainer wrote it, in a rehearsal: it holds no tensors."""
+        return STAND_IN in self.versions
+
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder. Call it when every other file is on disk."""
         write_json(folder / MANIFEST_FILE, asdict(self))
@@ -345,7 +359,7 @@ class Manifest:
         try:
             if value["digest_algorithm"] != DIGEST_ALGORITHM:
                 raise ValueError(
-                    f"{folder} has {value['digest_algorithm']} digests, this tr11 reads {DIGEST_ALGORITHM}"
+                    f"{folder} has {value['digest_algorithm']!r} digests, this tr11 reads {DIGEST_ALGORITHM}"
                 )
             entries = tuple(FileEntry(**entry) for entry in value.pop("files"))
             return cls(files=entries, **value)

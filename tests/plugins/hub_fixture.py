@@ -37,7 +37,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.hub_server.server import HubServer
-from tr11ops.hub.client import Hub, Patience
+from tr11ops.hub.base import Patience
+from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import Credentials, Secret
 
 TIMEOUT_SECONDS = 5.0

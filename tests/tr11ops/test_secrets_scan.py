@@ -187,7 +187,7 @@ def bench(
     # nobody waits for a far side that is away
     monkeypatch.setattr(Retrying, "delay", lambda *_: 0.0)
     patience = partial(hub_base.Patience, 0.0, sleep=lambda _: None)
-    monkeypatch.setattr(hub_base, "Patience", lambda seconds=0.0, **given: patience(**given))
+    monkeypatch.setattr(hub_base, "Patience", lambda *seconds_and_sleep, say=None: patience(say=say))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     card = write_card(tmp_path)
     options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in object_store.options.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tr11ops.alerts.secret_file import SecretFileError, secret_lines, shown
+from tr11ops.alerts.secret_file import secret_lines, shown
+from tr11ops.private_file import PrivateFileError
 
 TIMEOUT_SECONDS = 5.0
 
@@ -17,7 +18,7 @@ def ping(path: Path, timeout: float = TIMEOUT_SECONDS) -> str:
 
     try:
         urls = secret_lines(path)
-    except SecretFileError as error:
+    except PrivateFileError as error:
         return str(error)
     if len(urls) != 1 or not urls[0].startswith(("https://", "http://")):
         return f"{path}: must hold one line, an https:// URL"

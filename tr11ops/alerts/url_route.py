@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.book import Message
 from tr11ops.alerts.outbox import Entry, Report
-from tr11ops.alerts.secret_file import SecretFileError, secret_lines, shown
+from tr11ops.alerts.secret_file import secret_lines, shown
 from tr11ops.detect.finding import Severity
+from tr11ops.private_file import PrivateFileError
 
 if TYPE_CHECKING:
     import apprise
@@ -39,7 +40,7 @@ class UrlRoute:
         """(URL as it may be shown, trouble or "") of every URL that is not in `done`."""
         try:
             urls = secret_lines(self.path)
-        except SecretFileError as error:
+        except PrivateFileError as error:
             return (("alerts.urls_file", str(error)),)
         left = [(shown(url), url) for url in dict.fromkeys(urls) if shown(url) not in done]
         return tuple((name, self._send(url, message)) for name, url in left)

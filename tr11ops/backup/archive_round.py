@@ -16,12 +16,13 @@ from tr11ops.backup.receipts import receipt_path
 from tr11ops.backup.records import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.rotation import choose, oldest
-from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally, one_line
+from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.survey import Survey, bring_in_line, records_of, survey
 from tr11ops.backup.transfer import CopyError, CopyStopped
 from tr11ops.backup.turn import Turn
 from tr11ops.checkpoints.scan import CheckpointRow, list_rows
+from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory
 from trainer.contract import read_latest
 
@@ -136,10 +137,10 @@ class ArchiveRound:
             raise
         except CopyError as error:
             self._journal("backup-failed", str(error), about)
-            self._tally.faults.append(f"step {due.step} ({due.kind}): {one_line(error)}")
+            self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
             return
         except ArchiveError as error:
-            self._journal("backup-failed", one_line(error), about)
+            self._journal("backup-failed", cause(error), about)
             raise
         finally:
             self._turn.copying(None)

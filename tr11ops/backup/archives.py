@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import queue
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.records import read_copies
 from tr11ops.rundir import RunDirectory
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
 FILE_SCHEME = "file://"
+ANSWER_SECONDS = 10.0  # for a file system that is only looked at
 
 
 def open_archive(name: str, card: RunCard) -> Archive:
@@ -37,6 +40,31 @@ def open_archive(name: str, card: RunCard) -> Archive:
     credentials = Path(section.credentials_file) if section.credentials_file and is_alike else None
     remote: Archive = open_remote(address, section.options if is_alike else {}, credentials, key, card.run.name)
     return remote
+
+
+def folder_fault(name: str, card: RunCard, seconds: float = ANSWER_SECONDS) -> str:
+    """Why a round could not use this archive, if it is a folder: what `open_archive` says, or that it does not answer.
+
+    "" when nothing speaks against it, and for an address behind a network, which is not asked.
+    """
+    address = {"store": card.backup.store, "url": card.backup.url}.get(name, name)
+    if address is None or not is_folder(address):
+        return ""
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            open_archive(name, card).close()
+        except ArchiveError as error:
+            said.put(str(error))
+        else:
+            said.put("")
+
+    threading.Thread(target=look, name=f"look-at-{name}", daemon=True).start()  # a dead mount point hangs for good
+    try:
+        return said.get(timeout=seconds)
+    except queue.Empty:
+        return f"{archive_address(address)} does not answer within {seconds:g} s: is its file system well?"
 
 
 def archive_key(address: str, card: RunCard) -> str:

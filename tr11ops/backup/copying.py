@@ -81,11 +81,6 @@ def copy_checkpoint(
         return found
 
 
-def find_copy(archive: Archive, folder: Path, step: int, kind: Kind, variant: str) -> Receipt | None:
-    """The receipt of this very checkpoint's copy, or None. Raises as `copy_checkpoint` does; reads no tensor."""
-    return _find_place(archive, read_source(folder, step, kind), kind, variant, "files").receipt
-
-
 def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") -> int:
     """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back. Raises CopyError."""
     return 2 * sum(item.bytes for item in items_of(read_source(folder, step, kind), format))

@@ -22,10 +22,12 @@ from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.receipts import read_receipt
 from tr11ops.backup.records import CopyRecord
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import Place, one_line
+from tr11ops.backup.round_values import Place
 from tr11ops.backup.transfer import CopyError, CopyStopped
 from tr11ops.backup.turn import Turn
 from tr11ops.crontab.runner import child_environment
+from tr11ops.evidence import cause
+from trainer.contract import Manifest
 
 FOLDER = "backup-drill"
 CLAIM = "drill"
@@ -34,7 +36,7 @@ LOAD_SECONDS = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Look:
-    """Whether what was restored can be loaded, and what was said."""
+    """Whether what was restored can be loaded, and what was said of it."""
 
     passed: bool
     text: str
@@ -47,7 +49,16 @@ def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> Cop
 
 
 def inspect(folder: Path) -> Look:
-    """Read the manifest, every digest and every tensor's header with the trainer's own reader."""
+    """Read the manifest, every digest and every tensor's header with the trainer's own reader.
+
+    A rehearsal's checkpoint holds no tensors, and the restore has compared its digests.
+    """
+    try:
+        manifest = Manifest.read(folder)
+    except ValueError as error:
+        return Look(False, cause(error))
+    if manifest is not None and manifest.is_rehearsed:
+        return Look(True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read")
     command = [sys.executable, "-P", "-m", "trainer.checkpoint", "inspect", str(folder), "--verify"]
     try:
         done = subprocess.run(
@@ -57,7 +68,9 @@ def inspect(folder: Path) -> Look:
     except subprocess.TimeoutExpired:
         return Look(False, f"it could not be read within {LOAD_SECONDS / 3600:.0f} h")
     said = (done.stdout + done.stderr).strip().splitlines()
-    return Look(done.returncode == 0, said[-1] if said else "")
+    if done.returncode == 0:
+        return Look(True, "and read by the trainer")
+    return Look(False, said[-1] if said else "")
 
 
 def run_drill(
@@ -99,9 +112,9 @@ def _try(
     except CopyStopped:
         raise
     except (ArchiveError, CopyError, ValueError) as error:
-        return False, one_line(error)
+        return False, cause(error)
     found = look(restored)
-    return found.passed, "restored, and read by the trainer" if found.passed else f"restored, but: {found.text}"
+    return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"
 
 
 def _remove(folder: Path) -> None:

@@ -135,7 +135,7 @@ class Carrier:
         is_whole = not skipped or file.path not in self._digests
         digest, position = hashlib.sha256(), 0 if is_whole else skipped
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 before = os.fstat(descriptor)
                 os.lseek(descriptor, position, os.SEEK_SET)

@@ -10,12 +10,13 @@ The summary's `time` is that of the last success at any archive: absent before t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tr11ops.backup.records import CopyRecord, read_copies
 from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.typed_fields import typed_fields
 from trainer.contract import read_json, write_json
 
 SCHEMA = 1
@@ -71,7 +72,7 @@ def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """As `read_archive_state` for a round that writes the file anew: garbage counts as none. Raises OSError."""
     try:
         return read_archive_state(directory, archive)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -94,14 +95,14 @@ def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
 
 
 def _read(kind: type[R], path: Path) -> R | None:
-    value = read_json(path)
-    if value is None:
-        return None
-    if value.get("schema", 0) > SCHEMA:
-        raise ValueError(f"{path} was written by a newer tr11")
     try:
-        return kind(**{entry.name: value[entry.name] for entry in fields(kind) if entry.name in value})
-    except TypeError as error:
+        value = read_json(path)
+        if value is None:
+            return None
+        if value.get("schema", 0) > SCHEMA:
+            raise ValueError("it was written by a newer tr11")
+        return kind(**typed_fields(kind, value))
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} holds no {kind.__name__}: {error}") from None
 
 

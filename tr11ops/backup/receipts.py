@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, get_args
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.records import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
+from tr11ops.typed_fields import typed_fields
 
 MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
 TAR_SUFFIX = ".tar"
@@ -59,20 +60,25 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
         if value.get("schema", 0) > SCHEMA:
             raise ValueError("written by a newer tr11")
         return _parse(value)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{where} is not the receipt of a copy ({' '.join(str(error).split())})") from None
 
 
 def _parse(value: Mapping[str, Any]) -> Receipt:
-    known = {entry.name: value[entry.name] for entry in fields(Receipt) if entry.name in value}
-    files = tuple(
-        CopiedFile(str(file["path"]), int(file["bytes"]), str(file["digest"]), file.get("offset"))
-        for file in value["files"]
+    rest = {name: entry for name, entry in value.items() if name != "files"}
+    return Receipt(**typed_fields(Receipt, rest), files=tuple(_file(entry) for entry in value["files"]))
+
+
+def _file(value: object) -> CopiedFile:
+    if not isinstance(value, dict):
+        raise TypeError(f"{str(value)[:40]!r} is no file of a copy")
+    offset = value.get("offset")
+    file = CopiedFile(
+        str(value["path"]), int(value["bytes"]), str(value["digest"]), None if offset is None else int(offset)
     )
-    receipt = Receipt(**{**known, "files": files})
-    if receipt.kind not in FOLDERS or receipt.format not in ("files", "tar"):
-        raise ValueError(f"kind {receipt.kind!r}, format {receipt.format!r}")
-    return receipt
+    if file.bytes < 0 or (file.offset or 0) < 0:
+        raise ValueError(f"{file.path[:200]!r} has {file.bytes} bytes at {file.offset}")
+    return file
 
 
 def _read(archive: Archive, path: str) -> Receipt:

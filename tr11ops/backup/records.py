@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import MANIFEST_FILE, checkpoint_name, read_json, write_json
+from tr11ops.typed_fields import typed_fields
+from trainer.contract import MANIFEST_FILE, checkpoint_name, read_bytes, read_json, write_json
 
 Kind: TypeAlias = Literal["full", "weights", "spike"]
 FOLDERS: Mapping[Kind, str] = {
@@ -108,7 +109,7 @@ def identity_of(folder: Path) -> str:
     Raises OSError when the folder cannot be read.
     """
     try:
-        return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(folder / MANIFEST_FILE)).hexdigest()
     except FileNotFoundError:
         lines = []
         for root, _, names in os.walk(folder, onerror=_raise):
@@ -138,7 +139,7 @@ def read_copy(path: Path) -> CopyRecord | None:
     """One record; None when it is not there. Raises OSError, ValueError."""
     try:
         value = read_json(path)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not a record of a copy: {error}") from None
     return None if value is None else _parse(path, value)
 
@@ -158,10 +159,9 @@ def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
 
 
 def _parse(path: Path, value: Mapping[str, Any]) -> CopyRecord:
-    if value.get("schema", 0) > SCHEMA:
-        raise ValueError(f"{path} was written by a newer tr11")
-    known = {entry.name: value[entry.name] for entry in fields(CopyRecord) if entry.name in value}
     try:
-        return CopyRecord(**{**known, "damaged": tuple(known.get("damaged", ()))})
+        if value.get("schema", 0) > SCHEMA:
+            raise ValueError(f"{path} was written by a newer tr11")
+        return CopyRecord(**typed_fields(CopyRecord, value))
     except TypeError as error:
         raise ValueError(f"{path} is not a record of a copy: {error}") from None

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tr11ops.alerts.secret_file import SecretFileError, secret_lines
 from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
-from tr11ops.backup.remote_errors import error_of_exception, one_line
+from tr11ops.backup.remote_errors import error_of_exception
 from tr11ops.backup.remote_fsspec import FsspecArchive
 from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, Bucket, GcsArchive
 from tr11ops.backup.remote_sessions import UploadSessions, sessions_folder
+from tr11ops.private_file import PrivateFileError, private_text
+from tr11ops.redact import one_line
 
 Options: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -102,8 +103,8 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
             raise ArchiveRefused(f"{address}: backup.options token must be anon, google_default or cloud")
         return token or "google_default", "no credentials" if token == "anon" else "the default credentials"
     try:
-        value = json.loads("\n".join(secret_lines(credentials_file)))
-    except SecretFileError as error:
+        value = json.loads(private_text(credentials_file))
+    except PrivateFileError as error:
         raise ArchiveRefused(f"backup.credentials_file = {error}") from None
     except ValueError:
         value = None
@@ -149,7 +150,7 @@ def _open_any(url: str, options: dict[str, Any], credentials_file: Path | None, 
         raise ArchiveRefused(f"{url}: nothing is known of {scheme}://") from None
     try:
         files = kind(**{**options, "use_listings_cache": False, "skip_instance_cache": True})
-        root = str(kind._strip_protocol(url)).rstrip("/")
+        root = str(kind._strip_protocol(url)).rstrip("/")  # how every file system of fsspec names its paths
     except Exception as error:  # of any library
         raise error_of_exception(error, url, "the default credentials") from None
     return FsspecArchive(name, url, files, root, run)

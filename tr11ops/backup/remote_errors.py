@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 from collections.abc import Mapping
-from email.message import Message
-from email.utils import parsedate_to_datetime
 
 from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.redact import one_line
 
-LONGEST_TEXT = 200
-LONGEST_WAIT_SECONDS = 3600.0
-_SECRETS = (
-    (
-        re.compile(r"(?i)\b(bearer|basic|token|key|secret|signature|password|upload_id|access_token)([=:\s]+)\S+"),
-        r"\1\2...",
-    ),
-    (re.compile(r"://[^/\s@]+@"), "://...@"),
-    (re.compile(r"(https?://[^\s?]+)\?\S+"), r"\1?..."),
-    (re.compile(r"\bya29\.\S+"), "..."),  # how an OAuth token of Google begins
-    (re.compile(r"-----BEGIN.*", re.DOTALL), "..."),
-)
 _FULL = re.compile(r"(?i)quota|no space|storage limit|insufficient storage|billing")
 _RATE = re.compile(r"(?i)rate|too many|slow ?down|retry|requests per")
-
-
-def one_line(text: str) -> str:
-    """A foreign text as it may be shown: one line, not long, without addresses' queries, tokens and passwords."""
-    for pattern, shown in _SECRETS:
-        text = pattern.sub(shown, text)
-    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return words if len(words) <= LONGEST_TEXT else words[: LONGEST_TEXT - 3] + "..."
-
-
-def wait_of(headers: Message) -> float:
-    """Seconds that `Retry-After` asks for, at most an hour; 0 when it asks for nothing that can be understood.
-
-    A date is compared with the far side's own clock (`Date`), not with this machine's.
-    """
-    value = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"\d{1,9}", value):
-        return min(float(value), LONGEST_WAIT_SECONDS)
-    try:
-        then, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
-        return min(max(0.0, (then - now).total_seconds()), LONGEST_WAIT_SECONDS)
-    except (TypeError, ValueError):
-        return 0.0
 
 
 def error_of_status(status: int, where: str, who: str, message: str = "", wait: float = 0.0) -> ArchiveError:
@@ -106,3 +71,23 @@ def status_of(error: BaseException) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
             return value
     return None
+
+
+def message_of(body: bytes) -> str:
+    """What the server says was wrong; "" when it says nothing that is meant for people."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"]) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def error_of_token(error: Exception, where: str, who: str) -> ArchiveError:
+    """What it means that no token could be had. google-auth says itself whether another try may help."""
+    chain = (error, *([error.__cause__] if error.__cause__ is not None else []))
+    kinds = {type(one).__name__ for one in chain}
+    if "TransportError" in kinds or any(getattr(one, "retryable", False) for one in chain):
+        return ArchiveAway(f"{where}: the server that gives out tokens does not answer")
+    if kinds & {"RefreshError", "HttpError", "NonRetryableError", "DefaultCredentialsError"}:
+        return ArchiveRefused(f"{where}: {who} are not accepted; set backup.credentials_file to a valid key")
+    return error_of_exception(error, where, who)

@@ -16,11 +16,12 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Upload
-from tr11ops.backup.remote_errors import error_of_exception, error_of_status, wait_of
+from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
 from tr11ops.backup.remote_http import Answer, Client, Exchange
 from tr11ops.backup.remote_marker import RunMarker
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
+from tr11ops.retry_after import wait_of
 
 REQUEST_BYTES = 64 << 20
 QUANTUM_BYTES = 256 << 10  # a session takes multiples of this, but for its end
@@ -283,13 +284,14 @@ class GcsArchive:
 
     def _error(self, answer: Answer, path: str) -> ArchiveError:
         where = f"{self.address}/{path}" if path and answer.status not in {401, 403, 404} else self.address
-        return error_of_status(answer.status, where, self._bucket.who, _message(answer.body), wait_of(answer.headers))
+        wait = wait_of(answer.headers, time.time())
+        return error_of_status(answer.status, where, self._bucket.who, message_of(answer.body), wait)
 
     def _authorise(self, headers: dict[str, str]) -> None:
         try:
             self._bucket.authorise(headers)
         except Exception as error:  # of any library that fetches tokens
-            raise _token_error(error, self.address, self._bucket.who) from None
+            raise error_of_token(error, self.address, self._bucket.who) from None
 
     def _name(self, path: str) -> str:
         return f"{self._bucket.prefix}/{path}" if self._bucket.prefix else path
@@ -313,23 +315,3 @@ class GcsArchive:
 
 def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name.startswith(f"{prefix}/")
-
-
-def _message(body: bytes) -> str:
-    """What the server says was wrong; "" when it says nothing that is meant for people."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"]) if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _token_error(error: Exception, where: str, who: str) -> ArchiveError:
-    """What it means that no token could be had. google-auth says itself whether another try may help."""
-    chain = (error, *([error.__cause__] if error.__cause__ is not None else []))
-    kinds = {type(one).__name__ for one in chain}
-    if "TransportError" in kinds or any(getattr(one, "retryable", False) for one in chain):
-        return ArchiveAway(f"{where}: the server that gives out tokens does not answer")
-    if kinds & {"RefreshError", "HttpError", "NonRetryableError", "DefaultCredentialsError"}:
-        return ArchiveRefused(f"{where}: {who} are not accepted; set backup.credentials_file to a valid key")
-    return error_of_exception(error, where, who)

@@ -2,6 +2,9 @@
 
 There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for whoever
 holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
+
+Not gcsfs' own `requests`: it pulls a body from an iterator, so what is pushed piece by piece would need a thread, or a
+request's 64 MiB in memory, for each file on its way; its retries and redirects would have to be switched off as well.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from email.message import Message
 from urllib.parse import unquote, urlsplit
 
 from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused
-from tr11ops.backup.remote_errors import one_line
+from tr11ops.redact import one_line
 
 SLICE_BYTES = 1 << 20
 LARGEST_ANSWER_BYTES = 64 << 20

@@ -48,7 +48,7 @@ class RunMarker:
             if size > LARGEST_BYTES:
                 raise ValueError
             return str(json.loads(b"".join(self._archive.read(MARKER_FILE)))["run"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ArchiveRefused(
                 f"{self._archive.address}/{MARKER_FILE} cannot be read; it names the run that the archive belongs to"
             ) from None

@@ -109,7 +109,7 @@ def _digests(archive: Archive, location: str, manifest: CopiedFile, files: list[
         entries = {
             str(entry["path"]): (int(entry["bytes"]), str(entry["digest"])) for entry in json.loads(content)["files"]
         }
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise RestoreError(f"{where} is damaged; restore from another copy") from None
     for path, (size, _) in entries.items():
         if sizes.get(path) != size:

@@ -15,6 +15,7 @@ from tr11ops.backup.due import Asked
 from tr11ops.backup.records import CopyRecord
 from tr11ops.backup.retrying import Retrying
 from tr11ops.backup.transfer import CopyStopped, Transfer
+from tr11ops.evidence import cause
 from tr11ops.journal import Journal
 from tr11ops.rundir import RunDirectory
 
@@ -93,7 +94,8 @@ class Tally:
             self.is_stopped = True
             return
         self.is_away = self.is_away or isinstance(error, ArchiveAway)
-        self.faults.append(one_line(error))
+        is_nameless = isinstance(error, OSError) and not error.filename  # an archive's errors are no OSErrors
+        self.faults.append(f"the run directory: {cause(error)}" if is_nameless else cause(error))
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,6 @@ class RoundResult:
         if faulty:
             return 3 if all(tally.is_away and len(tally.faults) == 1 for tally in faulty) else 1
         return 0
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line; that of the file system with the file's name."""
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    return " ".join(str(error).split())
 
 
 def card_archives(card: RunCard) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from tr11ops.backup.archive_round import ArchiveRound, identities, rows_of
 from tr11ops.backup.base import ArchiveError
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, write_archive_state
 from tr11ops.backup.records import read_copies
-from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, RoundResult, Tally, one_line
+from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, RoundResult, Tally
 from tr11ops.backup.survey import forget_unreadable
 from tr11ops.backup.transfer import CopyError
 from tr11ops.backup.turn import Turn, TurnTaken
+from tr11ops.evidence import cause
 
 
 def run_round(place: Place, request: Request) -> RoundResult:
@@ -76,4 +77,4 @@ def _keep_unopened(place: Place, tally: Tally) -> None:
         )
         keep_summary(place.directory, CARDS_ARCHIVES, identities(rows_of(place.directory)))
     except (OSError, ValueError) as error:
-        tally.faults.append(one_line(error))
+        tally.faults.append(cause(error))

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tr11ops.backup.base import is_unfinished
 from tr11ops.backup.records import Kind, identity_of
 from tr11ops.backup.transfer import CopyError, SourceChanged, SourceDamaged
-from trainer.contract import MANIFEST_FILE, FileEntry, Manifest
+from trainer.contract import MANIFEST_FILE, Manifest, read_bytes
 
 WEIGHTS_FOLDER, CURSOR_FILE = "weights/", "cursor.json"
 # Of the original's layout: where the optimizer's files begin, with bf16 and without.
@@ -69,7 +69,7 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
     try:
         identity = identity_of(folder)
         manifest = Manifest.read(folder)
-        content = (folder / MANIFEST_FILE).read_bytes() if manifest is not None else b""
+        content = read_bytes(folder / MANIFEST_FILE) if manifest is not None else b""
     except FileNotFoundError:
         raise SourceChanged(f"{folder} is not there") from None
     except OSError as error:
@@ -89,13 +89,6 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
     if kind != "full":
         content = _manifest_of(manifest, files)
     return Source(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
-
-
-def files_of_kind(manifest: Manifest, kind: Kind) -> tuple[FileEntry, ...]:
-    """The files that a copy of this kind holds, beside its manifest."""
-    files = [SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files]
-    chosen = {file.path for file in _chosen(files, kind)}
-    return tuple(entry for entry in manifest.files if entry.path in chosen)
 
 
 def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:

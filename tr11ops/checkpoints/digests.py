@@ -7,11 +7,12 @@ A record counts only for the checkpoint it was made of: a step that was trained 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tr11ops.checkpoints.pins import state_folder
 from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.typed_fields import typed_fields
 from trainer.contract import checkpoint_name, read_json, write_json
 
 SCHEMA = 1
@@ -43,10 +44,9 @@ def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestReco
     value = read_json(path)
     if value is None:
         return None
-    known = {entry.name: value[entry.name] for entry in fields(DigestRecord) if entry.name in value}
     try:
-        record = DigestRecord(**{**known, "bad": tuple(map(str, known.get("bad", ()))), "time": float(known["time"])})
-    except (TypeError, KeyError) as error:
+        record = DigestRecord(**typed_fields(DigestRecord, value))
+    except TypeError as error:
         raise ValueError(f"{path} is not a record of digests: {error}") from None
     return record if identity and record.identity == identity else None
 

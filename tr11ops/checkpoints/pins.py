@@ -19,6 +19,7 @@ from typing import Any
 
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.versioned import VersionedFile
+from trainer.contract import read_bytes
 
 SCHEMA = 1
 VERSIONS_KEPT = 20
@@ -110,7 +111,7 @@ def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:
             continue
         path = versions.file(numbers[-1])
         try:
-            return numbers[-1], _parse(path, path.read_bytes())
+            return numbers[-1], _parse(path, read_bytes(path))
         except FileNotFoundError:
             if versions.numbers()[-1:] == numbers[-1:]:  # else newer ones came, and this one was tidied away
                 raise
@@ -122,7 +123,9 @@ def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
         if int(value["schema"]) > SCHEMA:
             raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
         return tuple(_pin(entry) for entry in value["pins"])
-    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (
+        KeyError, TypeError, AttributeError, OverflowError, RecursionError, UnicodeDecodeError, json.JSONDecodeError,
+    ) as error:  # fmt: skip
         raise ValueError(f"{path} is not a list of pins ({type(error).__name__}): restore it") from None
 
 

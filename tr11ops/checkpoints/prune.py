@@ -112,10 +112,16 @@ class Pruner:
 
     @classmethod
     def of(cls, card: RunCard, who: str, why: str = "", keep_latest: int | None = None, **rest: Any) -> Pruner:
-        """A prune by the card's policy; `keep_latest` overrides its number, `rest` are fields of this class."""
+        """A prune by the card's policy; `keep_latest` overrides its number, `rest` are fields of this class.
+
+        A store that is not there (see `folder_fault`) holds no copy that a checkpoint could go for.
+        """
+        from tr11ops.backup.archives import folder_fault
+
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)
-        return cls(directory, policy, who, why, card.checkpoint.load, **rest)
+        away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}
+        return cls(directory, replace(policy, away=away), who, why, card.checkpoint.load, **rest)
 
     @property
     def folder(self) -> Path:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from tr11ops.backup.folder_files import sync_folder
 from tr11ops.checkpoints.asides import doomed_name, hidden_name, home_of
 from trainer.contract import MANIFEST_FILE
 
@@ -53,11 +54,7 @@ def doom(folder: Path, hidden: str) -> str:
     """
     doomed = doomed_name(hidden)
     (folder / hidden).rename(folder / doomed)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)
     return doomed
 
 

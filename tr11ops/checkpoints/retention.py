@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tr11ops.backup.records import CopyRecord
@@ -29,13 +29,17 @@ KIND_WORDS: Mapping[str, str] = {"full": "whole", "weights": "weights", "spike":
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key."""
+    """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key.
+
+    `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing goes because of them.
+    """
 
     keep_latest: int
     milestone_percent: float
     last_step: int
     copies: CopyPolicy
     addresses: Mapping[str, str]
+    away: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:
@@ -61,7 +65,7 @@ class RetentionPolicy:
 
     def has(self, copy: CopyRecord) -> bool:
         """Whether a copy counts: read back whole, undamaged since, and in the archive that the card means."""
-        is_there = self.addresses.get(copy.archive) == copy.address
+        is_there = self.addresses.get(copy.archive) == copy.address and copy.archive not in self.away
         return is_there and copy.is_sound and copy.verified > 0 and copy.files > 0
 
 
@@ -233,6 +237,8 @@ def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
     if any(state.policy.has(copy) for copy in made):
         return None
     what = f"{KIND_WORDS[want.kind]} copy in the {want.archive} ({want.why})"
+    if made and want.archive in state.policy.away:
+        return f"whether there is a {what} is not known: {state.policy.away[want.archive]}"
     if any(not copy.is_sound for copy in made):
         return f"the {what} is damaged"
     if made:

@@ -217,7 +217,8 @@ def _parse(content: bytes, place: Path) -> Manifest:
     """Raises ValueError for what is no manifest: it may come from anywhere."""
     try:
         manifest = Manifest.of(json.loads(content), place)
-        numbers = (manifest.step, manifest.created, *(entry.bytes for entry in manifest.files))
+        consumed = (manifest.consumed_samples, manifest.consumed_tokens)
+        numbers = (manifest.step, manifest.created, *consumed, *(entry.bytes for entry in manifest.files))
         texts = [entry.path for entry in manifest.files]
         if all(isinstance(value, int | float) for value in numbers) and all(isinstance(text, str) for text in texts):
             dict(manifest.topology)

@@ -142,7 +142,8 @@ def _phases(path: Path) -> tuple[PhaseRecord | None, int | None]:
     tail: deque[bytes] = deque(maxlen=4)  # the last line may be cut
     resumed, was_loading = None, False
     try:
-        with path.open("rb") as stream:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
             for line in stream:
                 tail.append(line)
                 if not was_loading and b'"loading"' not in line:

@@ -118,7 +118,7 @@ def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: 
     if stop.is_set():
         raise Stopped
     try:
-        size, digest, is_still = _digest(place / entry.path, entry.bytes, progress, stop)
+        size, digest, is_still = digest_of(place / entry.path, entry.bytes, progress, stop)
     except FileNotFoundError:
         if not place.is_dir():
             raise
@@ -133,7 +133,9 @@ def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: 
     return _Read("" if digest == entry.digest else f"{entry.path}: its digest differs from the manifest's")
 
 
-def _digest(path: Path, expected: int, progress: Callable[[int], None], stop: threading.Event) -> tuple[int, str, bool]:
+def digest_of(
+    path: Path, expected: int, progress: Callable[[int], None], stop: threading.Event
+) -> tuple[int, str, bool]:
     """Size, SHA-256, and whether the file stayed as it was meanwhile; past what this node remembers of it.
 
     One whose size differs from `expected` is not read: its digest differs too.

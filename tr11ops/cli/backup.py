@@ -47,7 +47,7 @@ def plan(
 ) -> None:
     """What the next round copies where and why, how long that takes, what is copied already, and what is not copied.
 
-    Goes by what is on record; nothing is asked of the far side.
+    Goes by what is on record; no bucket is asked. Exit code 1: a folder that copies should go to cannot be used.
 
     [bold]Examples[/bold]
 
@@ -69,7 +69,7 @@ app.command("status")(status)
 def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool) -> None:
     """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be read."""
     from tr11ops.backup.archive_round import plan_of, rows_of
-    from tr11ops.backup.archives import archive_key
+    from tr11ops.backup.archives import archive_key, folder_fault
     from tr11ops.backup.ledger import read_archive_state
     from tr11ops.backup.records import read_copies
     from tr11ops.backup.round_values import CARDS_ARCHIVES, Request
@@ -87,11 +87,14 @@ def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool)
     rates = {name: state.rate for name, state in states.items() if state is not None and state.rate}
     if asked.steps:
         _require_here(asked.steps, rows, made)
+    looks = {key: folder_fault(name, card) for key, name in zip(names, archives, strict=True)}
+    faults = {key: fault for key, fault in looks.items() if fault}
     if as_json:
-        typer.echo(json.dumps(value(card.run.name, card.run.variant, weighed, rates), indent=1))
-        return
-    for line in lines(card.run.name, card.run.variant, weighed, rates):
-        typer.echo(line)
+        typer.echo(json.dumps(value(card.run.name, card.run.variant, weighed, rates, faults), indent=1))
+    else:
+        for line in lines(card.run.name, card.run.variant, weighed, rates, faults):
+            typer.echo(line)
+    raise typer.Exit(1 if faults else 0)
 
 
 def _require_here(steps: Sequence[int], rows: Sequence[CheckpointRow], made: Plan) -> None:

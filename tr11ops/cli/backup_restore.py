@@ -76,7 +76,8 @@ def restore(
     from tr11ops.units import size
 
     would = "would become" if dry_run else "is now"
-    typer.echo(f"{archive.address}/{receipt.location} ({receipt.kind}, {size(receipt.bytes)}) {would} {made}")
+    what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
+    typer.echo(f"{archive.address}/{receipt.location} {what} {would} {made}")
 
 
 def _restored(
@@ -200,6 +201,7 @@ def _receipt(archive: Archive, card: RunCard, step: int, kind: str | None) -> Re
 def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
     """Say what speaks against a copy; what is read is compared all the same."""
     from tr11ops.backup.restorable import doubts
+    from tr11ops.logs.lines import plain
 
     for doubt in doubts(receipt):
         say(doubt)
@@ -207,4 +209,4 @@ def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
         return
     for copy in _records(card):
         if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.damaged:
-            say(f"this copy is on record as damaged ({copy.damaged[0]}): what is read is compared all the same")
+            say(f"this copy is on record as damaged ({plain(copy.damaged[0])}): what is read is compared all the same")

@@ -113,7 +113,7 @@ def run_copies(
         done = run_round(place, request)
         pruned = None
         if card.backup.prune and not asked.steps and not place.stop.is_set():
-            pruned = _prune(card, place, as_json)
+            pruned = _prune(card, place)
     _finish(done, pruned, as_json, if_busy=1 if asked.steps else 0)
 
 
@@ -245,7 +245,7 @@ def stopping() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _prune(card: RunCard, place: Place, is_quiet: bool) -> PruneResult | None:
+def _prune(card: RunCard, place: Place) -> PruneResult | None:
     """Remove what the policy does not keep. Says why it did not come about."""
     from tr11ops.checkpoints.prune import PruneBusy, Pruner, PruneResult
     from tr11ops.journal import user_name

@@ -26,9 +26,10 @@ def status(
 ) -> None:
     """For each archive: its copies, the last success, how far re-reading is, what is damaged, what is due, who copies.
 
-    Goes by what is on record; `--rebuild` asks the far side.
+    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the far side.
 
-    Exit code 0: fine; 1: a copy is damaged, or the last round failed; 3: the records cannot be read.
+    Exit code 0: fine; 1: a copy is damaged, the last round failed, or the store is not there; 3: the records
+    cannot be read.
 
     [bold]Examples[/bold]
 
@@ -72,6 +73,7 @@ def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
 
 def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
     from tr11ops.backup.archive_round import plan_of, rows_of
+    from tr11ops.backup.archives import folder_fault
     from tr11ops.backup.ledger import read_archive_state, read_drill
     from tr11ops.backup.records import read_copies
     from tr11ops.backup.round_values import Request
@@ -86,5 +88,6 @@ def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
         ours = tuple(c for c in copies if c.archive == name and (state is None or c.address == state.address))
         plan = plan_of(card, rows, ours, Request((name,)))
         address = state.address if state is not None else str(getattr(card.backup, name))
-        views.append(ArchiveView(name, address, state, ours, plan.due, owner_of(directory, name, now)))
+        owner, fault = owner_of(directory, name, now), folder_fault(name, card)
+        views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault))
     return Screen(card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days)

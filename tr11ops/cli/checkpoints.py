@@ -1,7 +1,7 @@
 """`tr11 checkpoints`: what the run has saved, what is in it, how two states differ, and turning one into another.
 
-What stays is in `tr11ops.cli.checkpoints_keep`, what goes in `checkpoints_prune`. All else is done by
-`python -m trainer.checkpoint`, as a child, because it reads tensors.
+What stays is in `tr11ops.cli.checkpoints_keep`, what goes in `checkpoints_prune`, whether it is sound in
+`checkpoints_verify`. All else is done by `python -m trainer.checkpoint`, as a child, because it reads tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin, verify
+from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
 from tr11ops.cli.checkpoints_prune import prune
+from tr11ops.cli.checkpoints_verify import verify
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 

@@ -133,6 +133,23 @@ class ByteProgress:
         print(line, file=self._stream, flush=True)
 
 
+def by_file(advance: Callable[[int], None]) -> Callable[[str, int], None]:
+    """What hears (file, position in it), from any thread, and tells `advance` of the bytes that are new.
+
+    A file that is sent again from its beginning takes back what it had told.
+    """
+    reached: dict[str, int] = {}
+    lock = threading.Lock()
+
+    def told(path: str, position: int) -> None:
+        with lock:
+            new = position - reached.get(path, 0)
+            reached[path] = position
+        advance(new)
+
+    return told
+
+
 def _bar(stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn

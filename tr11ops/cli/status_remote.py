@@ -38,12 +38,12 @@ class RemoteLook:
 
     @property
     def exit_code(self) -> int:
-        from tr11ops.report.outside import judge_outside
+        from tr11ops.report.outside_verdict import judge_outside
 
         return judge_outside(self.view).exit_code
 
     def document(self) -> dict[str, object]:
-        from tr11ops.report.outside import outside_document
+        from tr11ops.report.outside_verdict import outside_document
 
         return outside_document(self.view)
 

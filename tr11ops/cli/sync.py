@@ -131,7 +131,7 @@ def _setting(card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[fl
     from tr11ops.hub.base import Patience, Repository
     from tr11ops.hub.client import Hub
     from tr11ops.hub.credentials import find_credentials
-    from tr11ops.hub.published import document
+    from tr11ops.hub.publishing import document
     from tr11ops.hub.sync_round import Setting
 
     directory = directory_of(card)
@@ -159,16 +159,9 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
     total = sum(send.bytes for send in sends)
     if total < BAR_BYTES:
         return None
-    from tr11ops.cli.progress import ByteProgress
+    from tr11ops.cli.progress import ByteProgress, by_file
 
-    bar = shown.enter_context(ByteProgress("sending", total, is_quiet=as_json))
-    reached: dict[str, int] = {}
-
-    def told(path: str, position: int) -> None:
-        bar.advance(position - reached.get(path, 0))
-        reached[path] = position
-
-    return told
+    return by_file(shown.enter_context(ByteProgress("sending", total, is_quiet=as_json)).advance)
 
 
 # ----------------------------------------------------------------------------- on and on

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,44 +24,16 @@ from tr11ops.cli.common import (
     read_card,
     say,
 )
+from tr11ops.cli.upload_job import BYTES_OF, Job, job_of
 
 if TYPE_CHECKING:
-    from tr11ops.hub.base import Repository
     from tr11ops.hub.client import Hub
     from tr11ops.hub.model_card import ModelFacts, Past
-    from tr11ops.hub.upload import Work
     from tr11ops.runcard import RunCard
-    from trainer.contract import Manifest
 
 SCHEMA = 1
 UNOBSERVED = 3
-BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is away for minutes
-
-
-@dataclass(frozen=True)
-class Job:
-    """One upload, before anything is done."""
-
-    card: RunCard
-    place: Path
-    manifest: Manifest
-    dtype: str
-    repository: Repository
-    private: bool
-    is_visibility_asked: bool  # on the command line, so that a repository of the other kind is not what is meant
-    message: str
-    work: Work
-    tokenizer: Path | None
-    bytes: int  # of the tensors
-
-    @property
-    def address(self) -> str:
-        from tr11ops.hub.client import endpoint_of
-
-        branch = self.repository.branch
-        place = f"{endpoint_of(self.card.hub.endpoint, os.environ)}/{self.repository.name}"
-        return place if branch == "main" else f"{place}/tree/{branch}"
 
 
 def upload(
@@ -118,7 +89,7 @@ def upload(
         raise Refusal(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}", exit_code=2)
     card = read_card(run, overrides)
     with _one_line():
-        job = _job(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)
+        job = job_of(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)
         facts = _facts(job, _past(job, run, overrides, scheduler))
         hub = _hub(card)
         _upload(job, facts, hub, dry_run, yes, as_json)
@@ -146,104 +117,7 @@ def _one_line() -> Iterator[None]:
         raise Refusal(cause(error)) from None
 
 
-# ----------------------------------------------------------------------------- what is to be done
-def _job(
-    card: RunCard,
-    step: str,
-    to: str | None,
-    dtype: str | None,
-    revision: str | None,
-    branch_per_step: bool,
-    public: bool | None,
-    message: str | None,
-    tokenizer: Path | None,
-    work: Path | None,
-) -> Job:
-    """The job that the command line means. Raises Refusal."""
-    from tr11ops.backup.records import identity_of
-    from tr11ops.cli.checkpoints import resolve_step
-    from tr11ops.hub.base import DEFAULT_BRANCH, Repository
-    from tr11ops.hub.upload import Work
-    from trainer.contract import checkpoint_name
-    from trainer.model.flops import count_parameters
-
-    name = _repository_name(to or card.hub.model_repository)
-    place = resolve_step(card, step)
-    manifest = _manifest(place)
-    _check_model(card, manifest)
-    branch = checkpoint_name(manifest.step) if branch_per_step else _branch(revision or DEFAULT_BRANCH)
-    kind = dtype or card.precision.dtype
-    folder = directory_of(card).paths.state / "upload" if work is None else work.expanduser().absolute()
-    parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-    return Job(
-        card=card,
-        place=place,
-        manifest=manifest,
-        dtype=kind,
-        repository=Repository(name, branch=branch),
-        private=card.hub.private if public is None else not public,
-        is_visibility_asked=public is not None,
-        message=message or f"{card.run.name} {card.paths.variant}: step {manifest.step}",
-        work=Work(
-            folder / f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}", _options(card, tokenizer)
-        ),
-        tokenizer=tokenizer,
-        bytes=parameters * BYTES_OF[kind],
-    )
-
-
-def _options(card: RunCard, tokenizer: Path | None) -> str:
-    """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
-    import hashlib
-
-    named = tokenizer or (Path(card.tokenizer.path) if card.tokenizer.path is not None else None)
-    source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
-    tokens = card.tokenizer.model_dump(exclude={"path"})
-    taken = json.dumps([card.model.model_dump(), tokens, source], sort_keys=True, default=str)
-    return hashlib.sha256(taken.encode()).hexdigest()[:16]
-
-
-def _repository_name(name: str | None) -> str:
-    import re
-
-    from tr11ops.runcard_copies import REPOSITORY
-
-    if name is None:
-        raise Refusal("nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2)
-    if re.fullmatch(REPOSITORY, name) is None:
-        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)  # an address may hold a token
-    return name
-
-
-def _branch(name: str) -> str:
-    import re
-
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) is None or ".." in name or name.endswith((".", ".lock")):
-        raise Refusal(f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes", exit_code=2)
-    return name
-
-
-def _manifest(place: Path) -> Manifest:
-    from trainer.contract import Manifest
-
-    try:
-        manifest = Manifest.read(place)
-    except ValueError as error:
-        raise Refusal(str(error)) from None
-    if manifest is None:
-        raise Refusal(f"{place} is not complete (it has no manifest), and half a model is not published")
-    return manifest
-
-
-def _check_model(card: RunCard, manifest: Manifest) -> None:
-    """The card must be the checkpoint's, or what is published about the model is wrong. Raises Refusal."""
-    for key, value in manifest.model.items():
-        section, _, name = key.partition(".")
-        said = getattr(getattr(card, section, None), name, value)
-        if said is not None and said != value and key != "precision.dtype":
-            raise Refusal(f"{key} is {value} in the checkpoint and {said} in the card: this is not the card it is of")
-
-
+# ----------------------------------------------------------------------------- what is said of it
 def _past(job: Job, run: str | None, overrides: list[str] | None, scheduler: str) -> Past:
     """How the training went; unknown where it cannot be read, which is no reason not to publish."""
     from tr11ops.cli.goodput import look_back
@@ -278,6 +152,7 @@ def _hub(card: RunCard) -> Hub:
 # ----------------------------------------------------------------------------- doing it
 def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool) -> None:
     from tr11ops.backup.turn import Turn
+    from tr11ops.cli.progress import ByteProgress, by_file
     from tr11ops.cli.upload_export import export
     from tr11ops.hub.model_card import model_card
     from tr11ops.hub.upload import overwritten, publish
@@ -300,8 +175,8 @@ def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_
         turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
         hub.ensure_repository(job.repository, job.private)  # before hours of work: whether it may be written to
         files = export(job, as_json)
-        with _sending(sum(entry.bytes for entry in files), as_json) as progress:
-            commit = publish(hub, job.repository, job.work, files, text, job.message, progress)
+        with ByteProgress("sending", sum(entry.bytes for entry in files), is_quiet=as_json) as bar:
+            commit = publish(hub, job.repository, job.work, files, text, job.message, by_file(bar.advance))
         Journal(directory.journal).write(
             "upload",
             job.message,
@@ -345,21 +220,3 @@ def _show_plan(job: Job, text: str, head: str | None, other: str, as_json: bool)
     if other:
         print(f"which holds {other}: that needs --yes")
     print(f"\nREADME.md:\n\n{text}", end="")
-
-
-@contextmanager
-def _sending(total: int, is_quiet: bool) -> Iterator[Any]:
-    """Progress of what is sent; a file that is sent again counts once."""
-    from tr11ops.cli.progress import ByteProgress
-
-    sent: dict[str, int] = {}
-    lock = threading.Lock()
-    with ByteProgress("sending", total, is_quiet=is_quiet) as bar:
-
-        def progress(path: str, position: int) -> None:
-            with lock:
-                step = position - sent.get(path, 0)
-                sent[path] = position
-            bar.advance(step)
-
-        yield progress

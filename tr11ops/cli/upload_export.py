@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.cli.common import Refusal, say
 
 if TYPE_CHECKING:
-    from tr11ops.cli.upload import Job
+    from tr11ops.cli.upload_job import Job
     from trainer.contract import FileEntry
 
 # It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.

@@ -23,7 +23,7 @@ from tr11ops.cluster.local_processes import is_alive, mark
 from tr11ops.cluster.local_records import ProcessMark
 from tr11ops.journal import user_name
 from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import host_name, write_atomically, write_beside
+from trainer.contract import host_name, read_bytes, write_atomically, write_beside
 
 KEPT_CLAIMS = 4
 UNREADABLE_SECONDS = 600.0  # a claim that cannot be read counts as held for so long
@@ -146,14 +146,14 @@ def _text(claim: Claim) -> str:
 
 def _parse(epoch: int, path: Path) -> Claim:
     """The claim in a file. One that cannot be read is somebody's, from when it was written and for a while."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     try:
         value = json.loads(content)
         known = {entry.name: value[entry.name] for entry in fields(Claim) if entry.name in value}
         process, child = ProcessMark(**known["process"]), known.get("child")
         claim = Claim(**{**known, "process": process, "child": ProcessMark(**child) if child else None, "epoch": epoch})
         return replace(claim, time=float(claim.time), expires=float(claim.expires))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         written = path.stat().st_mtime
         nobody = ProcessMark(0, "gone", "unknown")
         return Claim("", "an unknown host", "?", written, written + UNREADABLE_SECONDS, nobody, epoch=epoch)

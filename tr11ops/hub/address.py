@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+PUBLIC_ENDPOINT = "https://huggingface.co"
 _ENDPOINT = re.compile(r"https?://[^\s@/?#]+(?:/[^\s@?#]*)?")
 
 
@@ -30,12 +33,28 @@ class Place:
         return hf_hub_url(self.name, path, repo_type=self.kind, revision=revision, endpoint=self.endpoint)
 
 
+def host_of(address: str) -> str:
+    """The machine that an address names; never a password that stands before it."""
+    return urlsplit(address).hostname or "the hub"
+
+
+def endpoint_of(endpoint: str | None, environment: Mapping[str, str], named: str = "hub.endpoint") -> str:
+    """The hub's address: the one that is given, else $HF_ENDPOINT, else the public hub.
+
+    Raises ValueError, which names where it was given (`named`) and does not repeat it: it may hold a password.
+    """
+    address = (endpoint or environment.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+    if not _ENDPOINT.fullmatch(address):
+        source = named if endpoint else "$HF_ENDPOINT"
+        raise ValueError(f"{source} must be a hub's address, https://HOST, without a user or a password in it")
+    return address
+
+
 def place_of(text: str, endpoint: str | None = None) -> Place:
     """What a person typed. Raises ValueError with the rule, and never repeats an address that may hold a password.
 
     `endpoint` is the hub's address; None: $HF_ENDPOINT, or the public hub.
     """
-    from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
     words = text.strip("/").split("/")
@@ -45,11 +64,9 @@ def place_of(text: str, endpoint: str | None = None) -> Place:
         raise ValueError("give OWNER/NAME, not an address; --endpoint URL names another hub")
     if len(words) < 2 or not all(words):
         raise ValueError("give OWNER/NAME, or OWNER/NAME/PATH of another log")
-    origin, given = ("--endpoint", endpoint) if endpoint else ("$HF_ENDPOINT", os.environ.get("HF_ENDPOINT"))
-    address = (given or constants.ENDPOINT).rstrip("/")
-    if not _ENDPOINT.fullmatch(address):
-        raise ValueError(f"{origin} must be a hub's address, https://HOST, without a user or a password in it")
-    place = Place(address, kind or "model", "/".join(words[:2]), "/".join(words[2:]))
+    place = Place(
+        endpoint_of(endpoint, os.environ, "--endpoint"), kind or "model", "/".join(words[:2]), "/".join(words[2:])
+    )
     try:
         place.file("any")  # the hub's own rules of names
     except HFValidationError as error:

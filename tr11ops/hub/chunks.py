@@ -12,9 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from huggingface_hub import HfApi
-from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import get_session
-from huggingface_hub.utils._runtime import is_xet_available
+from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.utils._runtime import is_xet_available  # as the library asks itself
 
 from tr11ops.hub.base import Repository
 from tr11ops.hub.content import FileView

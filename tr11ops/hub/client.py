@@ -10,20 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tr11ops.hub.address import endpoint_of
 from tr11ops.hub.base import (
     DEFAULT_BRANCH,
-    Add,
-    Copy,
-    Delete,
     Entry,
     HubAway,
-    HubConflict,
-    HubError,
     HubMissing,
     HubRefused,
     Operation,
@@ -31,37 +26,16 @@ from tr11ops.hub.base import (
     Progress,
     Repository,
 )
-from tr11ops.hub.content import SourceChanged
 from tr11ops.hub.credentials import Credentials
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = [
-    "Add",
-    "Copy",
-    "Delete",
-    "Entry",
-    "Hub",
-    "HubAway",
-    "HubConflict",
-    "HubError",
-    "HubMissing",
-    "HubRefused",
-    "Operation",
-    "Patience",
-    "Progress",
-    "Repository",
-    "SourceChanged",
-]
-
-PUBLIC_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 60.0
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 300.0
 LOOKED_AT_ONCE = 500  # paths in one request
 
-_ENDPOINT = re.compile(r"https?://[^\s@/?#]+(/[^\s@?#]*)?")
 _T = TypeVar("_T")
 
 
@@ -79,7 +53,10 @@ class Hub:
         patience: Patience | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self.endpoint = endpoint_of(endpoint, os.environ)
+        try:
+            self.endpoint = endpoint_of(endpoint, os.environ)
+        except ValueError as error:
+            raise HubRefused(str(error)) from None
         self.credentials = credentials or Credentials()
         self._patience = patience or Patience()
         self._timeout = timeout
@@ -191,8 +168,7 @@ class Hub:
         return self._ask(f"{path} of {repository.name}", ask)
 
     def _fetch(self, api: HfApi, address: str, headers: Mapping[str, str], offset: int, length: int | None) -> bytes:
-        from huggingface_hub.utils._headers import build_hf_headers
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         answer = get_session().get(address, headers={**build_hf_headers(token=api.token), **headers})
         if answer.status_code == 416:  # begins behind the end
@@ -290,12 +266,3 @@ def _entries(tree: Iterable[Any]) -> dict[str, Entry]:
         for item in tree
         if isinstance(item, RepoFile)
     }
-
-
-def endpoint_of(endpoint: str | None, environment: Mapping[str, str]) -> str:
-    """The hub's address: the one that is given, else $HF_ENDPOINT, else the public hub. Raises HubRefused."""
-    address = (endpoint or environment.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
-    if not _ENDPOINT.fullmatch(address):  # and it is not shown: it may hold a password
-        source = "the hub's endpoint" if endpoint else "$HF_ENDPOINT"
-        raise HubRefused(f"{source} must be an address, https://HOST, without a user or a password in it")
-    return address

@@ -12,8 +12,7 @@ from urllib.parse import quote
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.lfs import UploadInfo
-from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._pagination import paginate
+from huggingface_hub.utils import build_hf_headers, paginate
 
 from tr11ops.hub.base import Copy, Delete, HubAway, HubConflict, Operation, Progress, Repository
 from tr11ops.hub.chunks import SMALLEST_BYTES, Chunked, send_chunked
@@ -104,6 +103,7 @@ class CommitAttempt:
             sent = send_chunked(api, self._repository, large)
             for addition in additions:
                 if addition.path_in_repo in sent:
+                    # private names: the library has no other way to be told that a file was sent, here and below
                     addition._is_uploaded, addition._upload_mode = True, "lfs"
         if len(firsts) < len(additions):
             api.preupload_lfs_files(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-LARGEST_BYTES = 64 << 10
+from tr11ops.private_file import PrivateFileError, private_text
+
 LONGEST_TOKEN = 4096
 TOKEN_KEY = "auth_token"
 
@@ -76,7 +76,10 @@ def read_credentials(path: Path) -> Credentials:
 
     Raises CredentialsError.
     """
-    content = _private_text(path)
+    try:
+        content = private_text(path, group=True)
+    except PrivateFileError as error:
+        raise CredentialsError(str(error)) from None
     try:
         value = json.loads(content)
     except ValueError:
@@ -110,27 +113,3 @@ def _token(text: str, source: str) -> Secret:
             f"{source}: what it holds is not a token; make one at the hub, in Settings, Access Tokens"
         )
     return Secret(text)
-
-
-def _private_text(path: Path) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CredentialsError(f"{path}: {error.strerror}") from None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise CredentialsError(f"{path}: is not a file")
-        if facts.st_mode & stat.S_IRWXO:
-            raise CredentialsError(f"{path}: every user of the machine can read it; type: chmod o-rwx {path}")
-        content = os.read(descriptor, LARGEST_BYTES + 1)
-    except OSError as error:
-        raise CredentialsError(f"{path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    if len(content) > LARGEST_BYTES:
-        raise CredentialsError(f"{path}: is larger than {LARGEST_BYTES >> 10} KiB")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise CredentialsError(f"{path}: is not UTF-8 text") from None

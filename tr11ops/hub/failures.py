@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+from tr11ops.hub.address import host_of
 from tr11ops.hub.base import HubAway, HubConflict, HubError, HubMissing, HubRefused
 from tr11ops.hub.content import SourceChanged
 from tr11ops.hub.credentials import Credentials
-from tr11ops.hub.redact import one_line
-from tr11ops.hub.transport import NoAnswer, host_of, why
+from tr11ops.hub.transport import NoAnswer, why
+from tr11ops.redact import one_line
 
 _CURES = {
     402: "the account's room or plan is at its end",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 UNKNOWN = "unknown"
 _MARK = re.compile(r"^<!-- tr11-model ([0-9a-f]{16}) -->\r?$", re.MULTILINE)
@@ -238,4 +238,4 @@ def _count(count: int | None) -> str:
 
 
 def _day(moment: float | None) -> str:
-    return UNKNOWN if moment is None else time.strftime("%Y-%m-%d", time.gmtime(moment))
+    return UNKNOWN if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d}"

@@ -13,10 +13,10 @@ from datetime import datetime
 from email.message import Message
 from typing import IO, Any
 
-from tr11ops.hub.address import Place
+from tr11ops.hub.address import Place, host_of
 from tr11ops.hub.log_end import LogEnd, end_of_log
 from tr11ops.hub.published import FILE_NAME, read_published
-from tr11ops.logs.asking import MISSING, TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask, host_of
+from tr11ops.logs.asking import MISSING, TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask
 from tr11ops.logs.remote import RemoteLog
 
 LARGEST_FACTS_BYTES = 64 << 20

@@ -200,6 +200,6 @@ def is_worth_a_commit(status: bytes, published: str, age: float) -> bool:
 def _object(text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -48,7 +48,7 @@ class SyncState:
         return (self.endpoint, self.repository) == (endpoint, repository)
 
 
-def sync_folder(directory: RunDirectory) -> Path:
+def records_folder(directory: RunDirectory) -> Path:
     """Where the records lie."""
     return directory.paths.state / "sync"
 
@@ -56,7 +56,7 @@ def sync_folder(directory: RunDirectory) -> Path:
 def read_state(directory: RunDirectory) -> SyncState | None:
     """The last state; None when there is none, or none that can be understood. Raises OSError."""
     try:
-        value = read_json(sync_folder(directory) / "state.json")
+        value = read_json(records_folder(directory) / "state.json")
         return None if value is None or value.get("schema") != SCHEMA else _parse(value)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -84,19 +84,19 @@ def _known(entry: Mapping[str, Any]) -> Known:
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
     """Replace the state. Raises OSError."""
-    make_shared(sync_folder(directory))
-    write_json(sync_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state)})
+    make_shared(records_folder(directory))
+    write_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state)})
 
 
 def write_success(directory: RunDirectory, now: float) -> None:
     """Put on record that all was mirrored at `now`, seconds since the epoch. Raises OSError."""
-    make_shared(sync_folder(directory))
-    write_json(sync_folder(directory) / "status.json", {"schema": SCHEMA, "time": now, "step": None, "message": ""})
+    make_shared(records_folder(directory))
+    write_json(records_folder(directory) / "status.json", {"schema": SCHEMA, "time": now, "step": None, "message": ""})
 
 
 def write_failure(directory: RunDirectory, message: str) -> None:
     """Say beside the last success, if there ever was one, why the next did not come. Raises OSError."""
-    path = sync_folder(directory) / "status.json"
+    path = records_folder(directory) / "status.json"
     try:
         last = read_json(path)
     except ValueError:

@@ -11,15 +11,15 @@ import importlib
 import logging
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import huggingface_hub
 from huggingface_hub import constants, hf_api, lfs
-from huggingface_hub.utils._http import get_session, hf_request_event_hook
+from huggingface_hub.utils import get_session
+from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
 
-from tr11ops.hub.redact import redact
-from tr11ops.hub.waiting import wait_of
+from tr11ops.redact import redact
+from tr11ops.retry_after import wait_of
 
 CONNECT_SECONDS = 15.0
 _PASSING = frozenset({408, 425, 429})  # and all from 500
@@ -96,8 +96,3 @@ def install(timeout: float) -> None:
         if name.startswith(_LIBRARIES) and not any(isinstance(known, _Redacting) for known in logger.filters):
             logger.addFilter(_Redacting())
     huggingface_hub.set_client_factory(lambda: _Client(timeout))
-
-
-def host_of(address: str) -> str:
-    """The host of an address, for messages."""
-    return urlsplit(address).hostname or "the hub"

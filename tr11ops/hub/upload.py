@@ -82,7 +82,7 @@ class Work:
         try:
             value = json.loads(self.record.read_text(encoding="utf-8"))
             return files_of(value) if value["options"] == self.options else None
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def record_export(self, result: Mapping[str, Any]) -> tuple[FileEntry, ...]:

@@ -18,7 +18,8 @@ from http.client import HTTPException, HTTPMessage
 from typing import IO, TypeVar
 from urllib.parse import urlsplit
 
-from tr11ops.hub.waiting import wait_of
+from tr11ops.hub.address import host_of
+from tr11ops.retry_after import wait_of
 
 T = TypeVar("T")
 
@@ -122,11 +123,6 @@ def ask(
         raise RemoteAway(f"{host} gives no answer ({words})") from None
 
 
-def host_of(address: str) -> str:
-    """The machine that an address names; never a password that stands before it."""
-    return urlsplit(address).hostname or "the hub"
-
-
 def _origin(address: str) -> tuple[str, str]:
     return urlsplit(address)[:2]
 
@@ -156,8 +152,7 @@ def _failure(error: urllib.error.HTTPError, host: str, has_token: bool) -> Remot
     """What an error's status means, in one line with the cure."""
     code = error.code
     if code in _LATER or code >= 500:
-        asked = {name: error.headers.get(name, "") for name in ("RateLimit", "Retry-After")}  # in any case
-        return RemoteAway(f"{host} answers {code}", wait_of(asked, time.time()))
+        return RemoteAway(f"{host} answers {code}", wait_of(error.headers, time.time()))
     if code in _FORBIDDEN and has_token:
         cure = "your token does not open it (private, or the token has ended); log in again: hf auth login"
         return RemoteRefused(f"{host} answers {code}: {cure}", code)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from email.message import Message
 from typing import IO
 
-from tr11ops.logs.asking import TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask, host_of
+from tr11ops.hub.address import host_of
+from tr11ops.logs.asking import TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask
 from tr11ops.logs.reader import LONGEST_LINE_BYTES
 from tr11ops.logs.show import Beginning, Query
 from tr11ops.logs.sieve import Sieve

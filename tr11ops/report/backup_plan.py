@@ -42,8 +42,13 @@ def weigh(plan: Plan, checkpoints: Path) -> Weighed:
     return Weighed(plan, tuple(found))
 
 
-def lines(run: str, variant: str, weighed: Weighed, rates: Mapping[str, float]) -> Iterator[str]:
-    """What is due, what is copied, and what is not; within 80 columns but for names and faults."""
+def lines(
+    run: str, variant: str, weighed: Weighed, rates: Mapping[str, float], faults: Mapping[str, str]
+) -> Iterator[str]:
+    """What is due, what is copied, and what is not; within 80 columns but for names and faults.
+
+    `faults`: why an archive cannot be used as things are.
+    """
     good = [entry for entry in weighed.due if not entry[2]]
     total = sum(count for _, count, _ in good)
     yield f"{run} {variant}: {_count(len(good))} due" + (f", {size(total)}" if good else "")
@@ -60,6 +65,8 @@ def lines(run: str, variant: str, weighed: Weighed, rates: Mapping[str, float]) 
             "no rate was measured yet"
         )  # fmt: skip
         yield f"{archive}: {size(weighed.bytes_to(archive))}, {took}"
+    for archive, fault in faults.items():
+        yield f"{archive}: CANNOT BE USED: {fault}"
     if weighed.plan.copied:
         by_archive: dict[str, list[int]] = {}
         for record in weighed.plan.copied:
@@ -88,7 +95,9 @@ def _steps(steps: list[int]) -> str:
     return f"{len(names)} steps, {names[0]} ... {', '.join(names[-3:])}"
 
 
-def value(run: str, variant: str, weighed: Weighed, rates: Mapping[str, float]) -> dict[str, Any]:
+def value(
+    run: str, variant: str, weighed: Weighed, rates: Mapping[str, float], faults: Mapping[str, str]
+) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
         "schema": SCHEMA,
@@ -102,6 +111,7 @@ def value(run: str, variant: str, weighed: Weighed, rates: Mapping[str, float]) 
             {"step": copy.step, "kind": copy.kind, "archive": copy.archive, "bytes": copy.bytes}
             for copy in weighed.plan.copied
         ],
+        "faults": dict(faults),
         "left": [{"step": step, "why": why} for step, why in weighed.plan.left],
         "seconds": {
             archive: weighed.bytes_to(archive) / rate for archive, rate in rates.items() if weighed.bytes_to(archive)

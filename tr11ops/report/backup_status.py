@@ -22,7 +22,10 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class ArchiveView:
-    """One archive as it is on record: `copies` of its present address alone, `owner` who copies to it right now."""
+    """One archive as it is on record: `copies` of its present address alone, `owner` who copies to it right now.
+
+    `fault`: why it cannot be used as things are, if it is a folder; "" otherwise.
+    """
 
     name: str
     address: str
@@ -30,6 +33,7 @@ class ArchiveView:
     copies: tuple[CopyRecord, ...]
     due: tuple[Due, ...]
     owner: Claim | None
+    fault: str = ""
 
     @property
     def sound(self) -> tuple[CopyRecord, ...]:
@@ -58,7 +62,9 @@ class Screen:
 
     @property
     def needs_person(self) -> bool:
-        faulty = any(view.damaged or (view.state is not None and view.state.fault) for view in self.archives)
+        faulty = any(
+            view.fault or view.damaged or (view.state is not None and view.state.fault) for view in self.archives
+        )
         return faulty or (self.drill is not None and not self.drill.passed)
 
 
@@ -83,6 +89,8 @@ def _rows(view: ArchiveView, screen: Screen) -> Iterator[tuple[str, str]]:
     yield "last round", _last(view.state, screen.now)
     if view.state is not None and view.state.fault:
         yield "", f"FAILED: {view.state.fault}"
+    if view.fault and (view.state is None or view.fault not in view.state.fault):
+        yield "now", f"CANNOT BE USED: {view.fault}"
     yield "read again", _reread(view, screen)
     for copy in view.damaged[:DAMAGED_SHOWN]:
         others = [other for archive in screen.archives for other in archive.copies]
@@ -150,6 +158,7 @@ def value(screen: Screen) -> dict[str, Any]:
                     }
                     for copy in view.copies
                 ],
+                "fault": view.fault or None,
                 "newest_whole": view.newest_whole,
                 "last_round": None if view.state is None else asdict(view.state),
                 "due": [asdict(copy) for copy in view.due],

@@ -1,19 +1,21 @@
-"""The status of a run as a laptop sees it: what the run said of itself, how old that is, what its log proves. Pure."""
+"""The screen of a run as a laptop sees it: what the run said of itself, how old that is, what its log proves. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.detect.finding import Severity
 from tr11ops.hub.log_end import LogEnd
 from tr11ops.hub.outside import RemoteView
-from tr11ops.hub.published import EXIT_CODES, SEVERITIES, number, stamp, table, word_of
+from tr11ops.hub.published import SEVERITIES, number, table
 from tr11ops.report.glyphs import bar, plain, sparkline
+from tr11ops.report.outside_verdict import OutsideVerdict, judge_outside, time_of
+from tr11ops.report.status import STYLES
 from tr11ops.report.status_care import Row
-from tr11ops.report.status_rows import LABEL_WIDTH, Screen, clock
+from tr11ops.report.status_rows import LABEL_WIDTH, SEVERITY_STYLES, Screen, clock
 from tr11ops.units import duration, quantity, size
 from tr11ops.verdict import Word
 from trainer.contract import checkpoint_name
@@ -21,104 +23,10 @@ from trainer.contract import checkpoint_name
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = 1
-USUAL_INTERVAL_SECONDS = 3600.0
-MOST_INTERVAL_SECONDS = 30 * 86400.0
-MISSED_INTERVALS = 3  # after so many nobody synchronises any more
 SPARK_WIDTH = 40
 NEAR_SECONDS = 2 * 86400.0
-STYLES = {
-    Word.HEALTHY: "bold green", Word.FINISHED: "bold green", Word.STARTING: "bold cyan", Word.QUEUED: "bold cyan",
-    Word.STOPPED: "bold yellow", Word.STALLED: "bold white on red", Word.DOWN: "bold white on red",
-    Word.UNKNOWN: "bold magenta",
-}  # fmt: skip
-SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-@dataclass(frozen=True)
-class OutsideVerdict:
-    """The word (None where only the log speaks), how old the news is, whether it is too old, and what it comes to.
-
-    `age` in seconds, None where nothing says; `line` is a sentence without a full stop.
-    """
-
-    word: Word | None
-    age: float | None
-    interval: float
-    is_stale: bool
-    line: str
-    exit_code: int
-
-
-def judge_outside(view: RemoteView) -> OutsideVerdict:
-    """What may be concluded from outside. What is older than three intervals of the synchronisation is no news, but of
-    a run that is finished or stopped none is expected.
-    """
-    published = view.published
-    told_at = None if published is None else _time(published.get("time"))
-    since = view.facts.changed if told_at is None else told_at
-    age = None if since is None else max(0.0, view.time - since)
-    asked = None if published is None else number(published.get("interval_seconds"))
-    interval = min(asked, MOST_INTERVAL_SECONDS) if asked is not None and asked > 0 else USUAL_INTERVAL_SECONDS
-    word = None if published is None else word_of(published.get("verdict"))
-    over = word is Word.FINISHED or (word is None and view.log is not None and view.log.is_finished)
-    stale = not over and word is not Word.STOPPED and age is not None and age > MISSED_INTERVALS * interval
-    if stale and age is not None:
-        line = f"nothing was synchronised for {duration(age)}: the run's sync is dead, or its cluster is"
-        return OutsideVerdict(word, age, interval, stale, line, 1)
-    if over:
-        return OutsideVerdict(word, age, interval, stale, "the training is finished", 0)
-    if published is None:
-        line = "the run publishes no status: its log alone tells" if view.log is not None else "nothing tells of it"
-        return OutsideVerdict(None, age, interval, stale, line, 3 if age is None or view.log is None else 0)
-    said, code = published.get("line"), published.get("exit_code")
-    sentence = said[:200] if isinstance(said, str) and said else "the run says no more"
-    exit_code = code if isinstance(code, int) and code in EXIT_CODES and age is not None else 3
-    return OutsideVerdict(word, age, interval, stale, sentence, exit_code)
-
-
-def outside_document(view: RemoteView) -> dict[str, Any]:
-    """`tr11 status --remote --json`: plain JSON values; null means unknown, or that there is none."""
-    verdict, log = judge_outside(view), view.log
-    return {
-        "schema": SCHEMA,
-        "time": _stamp(view.time),
-        "repository": view.repository,
-        "commit": view.facts.commit,
-        "changed": _stamp(view.facts.changed),
-        "variant": view.variant or None,
-        "variants": list(view.facts.logs),
-        "verdict": None if verdict.word is None else verdict.word.value,
-        "line": verdict.line,
-        "age_seconds": verdict.age,
-        "interval_seconds": verdict.interval,
-        "is_stale": verdict.is_stale,
-        "exit_code": verdict.exit_code,
-        "published": None if view.published is None else dict(view.published),
-        "log": None if log is None else {"path": view.log_path, **_log_document(log)},
-        "unknown": [view.trouble] if view.trouble else [],
-    }
-
-
-def _log_document(log: LogEnd) -> dict[str, Any]:
-    last = log.last
-    return {
-        "bytes": log.size,
-        "last_stamp": log.stamp or None,
-        "iteration": None if last is None else last.iteration,
-        "total_iterations": None if last is None else last.total_iterations,
-        "loss": None if last is None else _finite(last.lm_loss),
-        "grad_norm": None if last is None or last.grad_norm is None else _finite(last.grad_norm),
-        "learning_rate": None if last is None else _finite(last.learning_rate),
-        "consumed_samples": None if last is None else last.consumed_samples,
-        "consumed_tokens": None if last is None else last.consumed_tokens or None,
-        "seconds_per_iteration": log.seconds_per_iteration,
-        "tflops": log.tflops,
-        "remaining_seconds": log.remaining_seconds,
-    }
-
-
-# ----------------------------------------------------------------------------- the screen
 def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     """The whole screen as one renderable of `screen.width` columns."""
     from rich.console import Group
@@ -209,7 +117,7 @@ def _largest(*values: float | None) -> float | None:
 def _forecast(published: Mapping[str, Any], view: RemoteView, verdict: OutsideVerdict, screen: Screen) -> Iterator[Row]:
     """The range that the run forecast, else what the log's own pace comes to. Nothing where all is done."""
     finish = table(published.get("finish"))
-    first, last = _time(finish.get("earliest")), _time(finish.get("likely"))
+    first, last = time_of(finish.get("earliest")), time_of(finish.get("likely"))
     moving = verdict.word in {None, Word.HEALTHY, Word.STARTING} and not verdict.is_stale
     if first is not None and moving:
         until = last if last is not None and last > first else first
@@ -309,7 +217,7 @@ def _log(view: RemoteView) -> Iterator[Row]:
     last = view.log.last
     what = "no step in its end" if last is None else f"ends at iteration {last.iteration:,}"
     published = view.published or {}
-    then, logged = _time(published.get("time")), _time(published.get("last_step_time"))
+    then, logged = time_of(published.get("time")), time_of(published.get("last_step_time"))
     silent = (
         f", {duration(max(0.0, then - logged))} before that look" if then is not None and logged is not None else ""
     )
@@ -325,25 +233,4 @@ def _findings(published: Mapping[str, Any]) -> Iterator[Row]:
             title, count = entry.get("title"), number(entry.get("count"))
             if entry.get("severity") == severity and isinstance(title, str):
                 times = f" (x{count:.0f})" if count is not None and count > 1 else ""
-                yield severity.upper(), title[:80] + times, SEVERITY_STYLES[severity]
-
-
-def _time(value: object) -> float | None:
-    text = stamp(value)
-    try:
-        return None if text is None else datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _stamp(time: float | None) -> str | None:
-    if time is None:
-        return None
-    try:
-        return datetime.fromtimestamp(time, tz=UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return None
+                yield severity.upper(), title[:80] + times, SEVERITY_STYLES[Severity[severity.upper()]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tr11ops.report.status_care import copies_missing, damaged_copies, forecast_
 from tr11ops.report.status_forecast import end_of, next_checkpoint, throughput_of
 from tr11ops.report.status_surroundings import Surroundings, node_use
 from tr11ops.snapshot import Attempt, KillSwitch, Observed, Snapshot, Unknown, known
+from tr11ops.units import finite, iso_time
 from tr11ops.verdict import Verdict
 from trainer.contract import EndMarker, RunPaths
 
@@ -36,7 +36,7 @@ def status_document(
     said = answer(verdict, findings, surroundings.alerts)
     return {
         "schema": SCHEMA,
-        "time": _stamp(snapshot.time),
+        "time": iso_time(snapshot.time),
         "run": {
             "name": snapshot.run.name, "variant": snapshot.run.variant, "directory": str(snapshot.run.directory),
             "nodes_wanted": snapshot.run.nodes,
@@ -52,19 +52,19 @@ def status_document(
         "node_use": _node_use(snapshot, surroundings),
         "iteration": signs.iteration(snapshot),
         "total_iterations": signs.total_iterations(snapshot),
-        "loss": _finite(last.lm_loss) if last else None,
+        "loss": finite(last.lm_loss) if last else None,
         "loss_is_finite": math.isfinite(last.lm_loss) if last else None,
-        "grad_norm": _finite(last.grad_norm) if last and last.grad_norm is not None else None,
-        "last_step_time": _stamp(steps[-1].time) if steps else None,
+        "grad_norm": finite(last.grad_norm) if last and last.grad_norm is not None else None,
+        "last_step_time": iso_time(steps[-1].time) if steps else None,
         "seconds_per_iteration": signs.seconds_per_iteration(snapshot),
-        "tflops": _finite(last.tflops) if last else None,
+        "tflops": finite(last.tflops) if last else None,
         "throughput": _throughput(snapshot, surroundings),
-        "learning_rate": _finite(last.learning_rate) if last else None,
+        "learning_rate": finite(last.learning_rate) if last else None,
         "global_batch_size": last.global_batch_size if last else None,
         "consumed_samples": last.consumed_samples if last else None,
         "consumed_tokens": last.consumed_tokens if last else None,
         "remaining_seconds": remaining,
-        "eta": None if remaining is None else _stamp(snapshot.time + remaining),
+        "eta": None if remaining is None else iso_time(snapshot.time + remaining),
         "finish": _finish(snapshot, surroundings),
         "queue_coverage_seconds": signs.queue_coverage_seconds(snapshot),
         "last_attempts": _attempts(snapshot),
@@ -82,7 +82,7 @@ def status_document(
         ),
         "holds": _holds(snapshot),
         "exclusions": None if isinstance(snapshot.exclusions, Unknown) else [
-            {"node": entry.node, "why": entry.why, "owner": entry.owner, "until": _stamp(entry.until)}
+            {"node": entry.node, "why": entry.why, "owner": entry.owner, "until": iso_time(entry.until)}
             for entry in snapshot.exclusions
         ],
         "findings": [
@@ -95,7 +95,7 @@ def status_document(
         "alerts": _alerts(surroundings),
         "periodic_jobs": _periodic_jobs(snapshot),
         "chains": None if isinstance(snapshot.chains, Unknown) else [
-            {"name": chain.name, "job_id": chain.job_id, "next_due": _stamp(chain.next_due)}
+            {"name": chain.name, "job_id": chain.job_id, "next_due": iso_time(chain.next_due)}
             for chain in snapshot.chains
         ],
         "filesystems": _filesystems(snapshot),
@@ -108,7 +108,7 @@ def _job(job: Job) -> dict[str, Any]:
         "id": job.job_id, "raw_id": job.raw_id, "state": job.state.value, "reason": job.reason or None,
         "nodes": list(job.nodes), "node_count": len(job.nodes) or job.node_count,
         "tasks": max(1, len(job.pending_tasks)),
-        "start": _stamp(job.start_time), "end": _stamp(job.end_time), "time_limit_seconds": job.time_limit_seconds,
+        "start": iso_time(job.start_time), "end": iso_time(job.end_time), "time_limit_seconds": job.time_limit_seconds,
         "exit_code": job.exit_code, "derived_exit_code": job.derived_exit_code,
     }  # fmt: skip
 
@@ -126,10 +126,10 @@ def _attempts(snapshot: Snapshot) -> list[dict[str, Any]] | None:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     end = attempt.end if isinstance(attempt.end, EndMarker) else None
     return {
-        "id": attempt.label or attempt.job_id, "raw_id": attempt.job_id, "start": _stamp(attempt.start),
+        "id": attempt.label or attempt.job_id, "raw_id": attempt.job_id, "start": iso_time(attempt.start),
         "end_marker": None if end is None else {
             "reason": end.reason, "iteration": end.iteration, "checkpoint_step": end.checkpoint_step,
-            "restart": end.restart, "message": end.message, "time": _stamp(end.time),
+            "restart": end.restart, "message": end.message, "time": iso_time(end.time),
         },
     }  # fmt: skip
 
@@ -154,7 +154,7 @@ def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> dict[str, Any] 
     if stop is None:
         return {"set": False, "path": str(path), "who": None, "time": None, "why": None}
     return {
-        "set": True, "path": str(stop.path), "who": stop.who or None, "time": _stamp(stop.time),
+        "set": True, "path": str(stop.path), "who": stop.who or None, "time": iso_time(stop.time),
         "why": stop.why or None,
     }  # fmt: skip
 
@@ -172,8 +172,8 @@ def _finish(snapshot: Snapshot, surroundings: Surroundings) -> dict[str, Any] | 
     if end is None:
         return None
     return {
-        "earliest": _stamp(snapshot.time + end.earliest),
-        "likely": None if end.likely is None else _stamp(snapshot.time + end.likely),
+        "earliest": iso_time(snapshot.time + end.earliest),
+        "likely": None if end.likely is None else iso_time(snapshot.time + end.likely),
         "earliest_seconds": end.earliest, "likely_seconds": end.likely, "window_seconds": end.window,
         "useful_share": end.share,
     }  # fmt: skip
@@ -183,7 +183,7 @@ def _next_checkpoint(snapshot: Snapshot) -> dict[str, Any] | None:
     following = next_checkpoint(snapshot)
     if following is None:
         return None
-    due = _stamp(snapshot.time + following.seconds)
+    due = iso_time(snapshot.time + following.seconds)
     return {"step": following.step, "seconds": following.seconds, "due": due, "why": following.why}
 
 
@@ -197,14 +197,14 @@ def _copy(seen: Observed[CopyStatus | None], now: float) -> dict[str, Any] | Non
     if isinstance(seen, Unknown) or seen is None:
         return None
     age = max(0.0, now - seen.time)
-    return {"time": _stamp(seen.time), "age_seconds": age, "step": seen.step, "message": seen.message or None}
+    return {"time": iso_time(seen.time), "age_seconds": age, "step": seen.step, "message": seen.message or None}
 
 
 def _copying(surroundings: Surroundings) -> list[dict[str, Any]] | None:
     if isinstance(surroundings.copying, Unknown):
         return None
     return [
-        {"to": work.to, "who": work.user, "host": work.host, "since": _stamp(work.since), "step": work.step}
+        {"to": work.to, "who": work.user, "host": work.host, "since": iso_time(work.since), "step": work.step}
         for work in surroundings.copying
     ]
 
@@ -214,7 +214,7 @@ def _drill(surroundings: Surroundings, now: float) -> dict[str, Any] | None:
     if isinstance(drill, Unknown) or drill is None:
         return None
     return {
-        "time": _stamp(drill.time), "age_seconds": max(0.0, now - drill.time), "archive": drill.archive,
+        "time": iso_time(drill.time), "age_seconds": max(0.0, now - drill.time), "archive": drill.archive,
         "step": drill.step, "passed": drill.passed, "message": drill.message or None,
     }  # fmt: skip
 
@@ -223,7 +223,7 @@ def _holds(snapshot: Snapshot) -> list[dict[str, Any]] | None:
     if isinstance(snapshot.holds, Unknown):
         return None
     return [
-        {"job": hold.job, "who": hold.who or None, "time": _stamp(hold.time), "why": hold.why or None}
+        {"job": hold.job, "who": hold.who or None, "time": iso_time(hold.time), "why": hold.why or None}
         for hold in snapshot.holds
     ]
 
@@ -234,9 +234,9 @@ def _alerts(surroundings: Surroundings) -> list[dict[str, Any]] | None:
     return [
         {
             "fingerprint": alert.fingerprint, "detector": alert.detector, "subject": alert.subject,
-            "severity": alert.severity.name.lower(), "title": alert.title, "since": _stamp(alert.began),
+            "severity": alert.severity.name.lower(), "title": alert.title, "since": iso_time(alert.began),
             "owner": alert.owner or None, "acknowledged_by": alert.acknowledged_by or None,
-            "snoozed_until": _stamp(alert.snoozed_until), "runbook": alert.runbook or None,
+            "snoozed_until": iso_time(alert.snoozed_until), "runbook": alert.runbook or None,
         }
         for alert in surroundings.alerts
     ]  # fmt: skip
@@ -247,9 +247,9 @@ def _periodic_jobs(snapshot: Snapshot) -> list[dict[str, Any]] | None:
         return None
     return [
         {
-            "name": job.name, "way": job.way, "host": job.host, "started": _stamp(job.started),
-            "ended": _stamp(job.ended), "exit_code": job.exit_code, "message": job.message or None,
-            "interval_seconds": job.interval_seconds, "next_due": _stamp(job.next_due),
+            "name": job.name, "way": job.way, "host": job.host, "started": iso_time(job.started),
+            "ended": iso_time(job.ended), "exit_code": job.exit_code, "message": job.message or None,
+            "interval_seconds": job.interval_seconds, "next_due": iso_time(job.next_due),
             "late": is_overdue(job, snapshot.time), "failures_in_a_row": job.failures_in_a_row,
         }
         for job in snapshot.periodic_jobs
@@ -263,23 +263,9 @@ def _filesystems(snapshot: Snapshot) -> list[dict[str, Any]] | None:
 
     return [
         {
-            "name": usage.name, "source": usage.source, "path": usage.path or None, "time": _stamp(usage.time),
+            "name": usage.name, "source": usage.source, "path": usage.path or None, "time": iso_time(usage.time),
             "bytes_percent": usage.percent("bytes"), "inodes_percent": usage.percent("inodes"),
-            "bytes_free": usage.bytes_free, "full_at": _stamp(forecast_of(snapshot, usage.name).full_at),
+            "bytes_free": usage.bytes_free, "full_at": iso_time(forecast_of(snapshot, usage.name).full_at),
         }
         for usage in newest(snapshot.usage).values()
     ]  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _stamp(time: float | None) -> str | None:
-    """ISO 8601 in UTC, to the second; None for a time that is not known or that no calendar holds."""
-    if time is None:
-        return None
-    try:
-        return datetime.fromtimestamp(time, tz=UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -15,8 +15,9 @@ import pytest
 from tests.tr11ops.alerts.office import ANA, HOUR, MINUTE, NOON, Mailbox, Office, finding
 from tr11ops.alerts.dead_man import ping
 from tr11ops.alerts.people import send_test
-from tr11ops.alerts.secret_file import SecretFileError, secret_lines, shown
+from tr11ops.alerts.secret_file import secret_lines, shown
 from tr11ops.alerts.url_route import UrlRoute
+from tr11ops.private_file import PrivateFileError
 
 SECRET = "hunter2tr0ub4dor"
 Make = Callable[..., Office]
@@ -132,7 +133,7 @@ def test_a_file_that_is_not_safe_is_refused(
         pytest.skip("only root can give files away")
     path = secret_file(tmp_path, url(web))
     spoil(path)
-    with pytest.raises(SecretFileError, match=words) as caught:
+    with pytest.raises(PrivateFileError, match=words) as caught:
         secret_lines(path)
     assert SECRET not in str(caught.value)
     desk = office(f'urls_file="{path}"')

@@ -18,11 +18,11 @@ from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, in_memory, 
 from tr11ops.backup import archive_round, reread
 from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
-from tr11ops.backup.ledger import last_state, read_drill
+from tr11ops.backup.ledger import last_state, read_archive_state, read_drill
 from tr11ops.backup.records import read_copies
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import card_archives
+from tr11ops.backup.round_values import Tally, card_archives
 from tr11ops.backup.service import rebuild
 from tr11ops.backup.turn import Turn, TurnTaken
 from tr11ops.evidence_operation import read_copy
@@ -357,11 +357,15 @@ def test_a_drill_restores_the_newest_whole_copy_and_leaves_nothing(rounds: Round
 
     def look(folder: Path) -> Look:
         seen.append(contents(folder))
-        return Look(True, "")
+        return Look(True, "looked at")
 
     archive = rounds.open("store", rounds.card)
     done = run_drill(rounds.place(), archive, copy, look=look)
-    assert done.passed and seen == [contents(rounds.checkpoints / "global_step400")]
+    assert (
+        done.passed
+        and done.message == "restored, looked at"
+        and seen == [contents(rounds.checkpoints / "global_step400")]
+    )
     assert not (rounds.directory.root / "backup-drill").exists() and read_drill(rounds.directory) == done
     assert rounds.journal("backup-drill") == [{"archive": "store", "step": 400, "bytes": copy.bytes, "passed": True}]
     odd = run_drill(rounds.place(), archive, copy, look=lambda folder: Look(False, "no tensor in it"))
@@ -422,6 +426,34 @@ def test_garbage_in_what_is_only_remembered_stops_nothing(rounds: Rounds, name: 
     path.write_text('{"read": [1], "files": 3, "schema"')
     assert rounds.run("store", reading="all").exit_code == 0
     assert rounds.copied("store") == [(100, "full")]
+
+
+@pytest.mark.parametrize(
+    ("name", "lie"), [("step", "x"), ("archive", 3), ("bytes", None), ("files", [1]), ("schema", {}), ("damaged", "a")]
+)
+def test_a_record_whose_values_are_of_the_wrong_kind_is_none(rounds: Rounds, name: str, lie: object) -> None:
+    rounds.save(100)
+    rounds.run("store")
+    (path,) = (rounds.directory.paths.state / "backup" / "copies" / "store").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: lie}))
+    with pytest.raises(ValueError, match="is not a record of a copy"):
+        read_copies(rounds.directory)
+
+
+def test_a_full_run_directory_is_not_taken_for_a_full_archive() -> None:
+    tally = Tally("store")
+    tally.note_fault(OSError(errno.ENOSPC, "No space left on device"))
+    assert tally.faults == ["the run directory: No space left on device"]
+
+
+def test_garbage_in_the_last_rounds_state_names_its_file(rounds: Rounds) -> None:
+    rounds.save(100)
+    rounds.run("store")
+    path = rounds.directory.paths.state / "backup" / "archives" / "store.json"
+    for text in ("", "[" * 99_999, json.dumps({**json.loads(path.read_text()), "unread": "x"})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"store\.json"):
+            read_archive_state(rounds.directory, "store")
 
 
 def test_another_archive_behind_the_same_key_has_no_copies_yet(rounds: Rounds) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import NOW, Rounds, in_memory, receipts_below
-from tests.tr11ops.backup.round_nursery import RoundNursery, round_nursery
+from tests.tr11ops.backup.round_nursery import RoundNursery
 from tr11ops.backup.turn import CLAIM_SECONDS, Turn, TurnTaken, claims_of, owner_of
 from tr11ops.checkpoints.prune import PruneBusy, Pruner
 from tr11ops.crontab.claims import Claim
@@ -30,7 +30,7 @@ def rounds() -> Iterator[Rounds]:
 
 @pytest.fixture(scope="module")
 def killer() -> Iterator[RoundNursery]:
-    with round_nursery() as made:
+    with RoundNursery() as made:
         yield made
 
 

@@ -25,9 +25,9 @@ from tests.tr11ops.backup.copy_cases import (
     quick,
 )
 from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
-from tr11ops.backup.copying import find_copy, work_bytes
+from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.receipts import list_receipts, read_receipt
+from tr11ops.backup.receipts import list_receipts, parse_receipt, read_receipt
 from tr11ops.backup.retrying import Retrying
 from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged
 from trainer.contract import Manifest, manifest_faults
@@ -108,8 +108,6 @@ def test_a_copy_is_not_made_again(checkpoint: Path, archive: FolderArchive, form
     assert copy(watched, checkpoint, format=format) == first
     assert {what for what, _ in watched.calls} == {"look", "read", "piece"}
     assert all(path.endswith(".copy.json") for _, path in watched.calls)
-    assert find_copy(archive, checkpoint, 100, "full", VARIANT) == first
-    assert find_copy(archive, checkpoint, 100, "weights", VARIANT) is None
     other = "tar" if format == "files" else "files"
     assert copy(archive, checkpoint, format=other) == first
 
@@ -413,7 +411,33 @@ def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive
         copy(archive, only_optimizer)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": [{}]}', b'{"schema": 99}', b"\xff\xfe", bytes(1000)])
+def test_a_pipe_in_the_manifest_s_place_holds_nobody_up(checkpoint: Path, archive: FolderArchive) -> None:
+    (checkpoint / "manifest.json").unlink()
+    os.mkfifo(checkpoint / "manifest.json")
+    with pytest.raises(SourceDamaged, match="manifest"):
+        copy(archive, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [("step", "7"), ("kind", "half"), ("format", None), ("identity", [1]), ("copied", 1e999), ("verified", True), ("step", 1 << 70)],
+)  # fmt: skip
+def test_a_receipt_whose_values_are_of_the_wrong_kind(
+    checkpoint: Path, archive: FolderArchive, name: str, lie: object
+) -> None:
+    copy(archive, checkpoint)
+    value = json.loads((far(archive) / f"{LOCATION}.copy.json").read_bytes())
+    with pytest.raises(ValueError, match="here is not the receipt of a copy"):
+        parse_receipt(json.dumps({**value, name: lie}).encode(), "here")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"[" * 99_999, b'{"files": [{}]}', b'{"files": "x"}', b'{"files": [7]}', b'{"schema": 99}', b"\xff\xfe",
+        b'{"files": [{"path": "a", "bytes": 1e999, "digest": ""}]}', bytes(1000),
+    ],
+)  # fmt: skip
 def test_a_receipt_that_is_garbage(checkpoint: Path, archive: FolderArchive, content: bytes) -> None:
     first = copy(archive, checkpoint)
     receipt = far(archive) / f"{LOCATION}.copy.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.backup.copy_cases import VARIANT, OddArchive, contents, copy, make_archive, make_checkpoint
-from tests.tr11ops.backup.copy_nursery import Nursery, nursery
+from tests.tr11ops.backup.copy_nursery import CopyNursery
 from tr11ops.backup.receipts import list_receipts
 
 TRIALS = 50
@@ -49,13 +49,13 @@ def checkpoint(memory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killer() -> Iterator[Nursery]:
-    with nursery() as made:
+def killer() -> Iterator[CopyNursery]:
+    with CopyNursery() as made:
         yield made
 
 
 @pytest.mark.parametrize("format", ["files", "tar"])
-def test_kill_at_any_call(checkpoint: Path, memory: Path, format: str, killer: Nursery) -> None:
+def test_kill_at_any_call(checkpoint: Path, memory: Path, format: str, killer: CopyNursery) -> None:
     settings = {"piece_bytes": 4096 if format == "files" else 512, "parallel": 2}
     copy(make_archive(memory / "clean"), checkpoint, format=format)
     expected = contents(memory / "clean")
@@ -80,7 +80,9 @@ def test_kill_at_any_call(checkpoint: Path, memory: Path, format: str, killer: N
 
 
 @pytest.mark.parametrize("format", ["files", "tar"])
-def test_a_copy_that_is_always_killed_gets_there(checkpoint: Path, memory: Path, format: str, killer: Nursery) -> None:
+def test_a_copy_that_is_always_killed_gets_there(
+    checkpoint: Path, memory: Path, format: str, killer: CopyNursery
+) -> None:
     """Each try is killed after a few calls; each goes on where the last one was, and in mid-file."""
     store = memory / "store"
     tries = 0

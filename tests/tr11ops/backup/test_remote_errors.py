@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
-from tr11ops.backup.remote_errors import LONGEST_TEXT, error_of_status, one_line, wait_of
+from tr11ops.backup.remote_errors import error_of_status
+from tr11ops.redact import LONGEST_TEXT, one_line
+from tr11ops.retry_after import wait_of
 
 SECRET = "hunter2hunter2"
 
@@ -41,10 +43,10 @@ def test_secrets_are_taken_out_of_any_text(before: str, after: str, form: str) -
 
 
 @given(st.integers(0, 10**12))
-def test_seconds_are_waited_but_never_longer_than_an_hour(seconds: int) -> None:
+def test_seconds_are_waited_but_never_longer_than_a_day(seconds: int) -> None:
     headers = Message()
     headers["retry-after"] = str(seconds)
-    assert wait_of(headers) == (min(seconds, 3600) if seconds < 10**9 else 0)
+    assert wait_of(headers, 0.0) == (min(seconds, 86400) if seconds < 10**9 else 0)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,9 @@ def test_seconds_are_waited_but_never_longer_than_an_hour(seconds: int) -> None:
     [
         ("Sat, 01 Jan 2022 00:01:30 GMT", "Sat, 01 Jan 2022 00:00:00 GMT", 90.0),
         ("Sat, 01 Jan 2022 00:00:00 GMT", "Sat, 01 Jan 2022 00:01:00 GMT", 0.0),
-        ("Sun, 01 Jan 2023 00:00:00 GMT", "Sat, 01 Jan 2022 00:00:00 GMT", 3600.0),
+        ("Sun, 01 Jan 2023 00:00:00 GMT", "Sat, 01 Jan 2022 00:00:00 GMT", 86400.0),
         ("Sat, 01 Jan 2022 00:01:30 GMT", "", 0.0),
-        ("Sat, 01 Jan 2022 00:01:30", "Sat, 01 Jan 2022 00:00:00 GMT", 0.0),
+        ("Sat, 01 Jan 2022 00:01:30", "Sat, 01 Jan 2022 00:00:00 GMT", 90.0),
         ("soon", "Sat, 01 Jan 2022 00:00:00 GMT", 0.0),
         ("-5", "", 0.0),
         ("1e9", "", 0.0),
@@ -64,7 +66,7 @@ def test_seconds_are_waited_but_never_longer_than_an_hour(seconds: int) -> None:
 def test_a_date_is_compared_with_the_server_s_own_clock(after: str, date: str, wait: float) -> None:
     headers = Message()
     headers["Retry-After"], headers["Date"] = after, date
-    assert wait_of(headers) == wait
+    assert wait_of(headers, 4e9) == wait
 
 
 @given(status=st.integers(300, 599), message=st.text(max_size=300), wait=st.floats(0, 3600))

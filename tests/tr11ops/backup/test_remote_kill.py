@@ -11,7 +11,7 @@ import pytest
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import SIZES, contents, copy, make_checkpoint, quick
-from tests.tr11ops.backup.remote_nursery import nursery
+from tests.tr11ops.backup.remote_nursery import RemoteNursery
 from tr11ops.backup.remote import open_remote
 
 TRIALS = 50
@@ -25,7 +25,7 @@ def test_killed_backups_leave_nothing_half_and_are_finished(
     chance = random.Random(format)
     kills = finished = 0
     resumed: list[str] = []
-    with nursery() as processes:
+    with RemoteNursery() as processes:
         step = 100
         source = make_checkpoint(tmp_path / "run", step, {**SIZES, **LARGE})
         what = {"url": object_store.url, "options": object_store.options, "state": str(object_store.state)}

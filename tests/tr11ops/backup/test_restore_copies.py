@@ -27,7 +27,7 @@ from tests.tr11ops.backup.copy_cases import (
     quick,
 )
 from tests.tr11ops.backup.fault_proxy import Fault
-from tests.tr11ops.backup.remote_nursery import nursery
+from tests.tr11ops.backup.remote_nursery import RemoteNursery
 from tr11ops.backup.base import Archive, ArchiveAway
 from tr11ops.backup.records import CopiedFile
 from tr11ops.backup.remote import open_remote
@@ -144,7 +144,7 @@ def test_goes_on_after_kill_9(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "run", sizes={**SIZES, "optimizer/large": 3 << 20})
     receipt = copy(make_archive(tmp_path / "store"), source)
     what = {"store": str(tmp_path / "store"), "location": receipt.location}
-    with nursery() as processes:
+    with RemoteNursery() as processes:
         moments = processes.restore(0, into=str(tmp_path / "first"), **what)
         for number in range(8):
             new = tmp_path / f"new{number}"

@@ -79,6 +79,8 @@ def test_faults_are_those_that_the_trainer_sees(shelf: Shelf) -> None:
         ' "consumed_samples": 1, "consumed_tokens": 1, "topology": {}, "model": {}, "run_card_hash": "", "created": 1.0}',
         '{"schema": 1, "digest_algorithm": "sha256", "files": [], "step": 100, "consumed_samples": 1,'
         ' "consumed_tokens": 1, "topology": 3, "model": {}, "run_card_hash": "", "created": "now"}',
+        '{"schema": 1, "digest_algorithm": "sha256", "files": [], "step": 100, "consumed_samples": 1,'
+        ' "consumed_tokens": "x", "topology": {}, "model": {}, "run_card_hash": "", "created": 1.0}',
     ],
 )  # fmt: skip
 def test_a_manifest_may_hold_anything(shelf: Shelf, text: str) -> None:

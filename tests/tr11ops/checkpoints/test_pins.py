@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import pytest
@@ -36,7 +37,7 @@ def test_many_at_once_lose_nothing(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "pins": [{}]}', '{"schema": 9, "pins": []}']
+    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "pins": [{}]}', "[" * 9999, '{"schema": 9, "pins": []}']
 )
 def test_a_damaged_list_is_not_known(shelf: Shelf, text: str) -> None:
     pin(shelf.directory, 100, "ana", "", NOW)
@@ -47,6 +48,15 @@ def test_a_damaged_list_is_not_known(shelf: Shelf, text: str) -> None:
     assert shelf.catalogue().doubts[0].startswith("pins: ")
     with pytest.raises(ValueError, match="pins"):
         pin(shelf.directory, 300, "ana", "", NOW)  # what is not known is not replaced
+
+
+def test_a_pipe_in_its_place_holds_nobody_up(shelf: Shelf) -> None:
+    pin(shelf.directory, 100, "ana", "", NOW)
+    version = state_folder(shelf.directory) / "pins.d" / "00000001.json"
+    version.unlink()
+    os.mkfifo(version)
+    with pytest.raises(ValueError, match="is not a list of pins"):
+        read_pins(shelf.directory)
 
 
 def test_versions_that_went_are_missed(shelf: Shelf) -> None:

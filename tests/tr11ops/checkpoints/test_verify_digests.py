@@ -14,6 +14,7 @@ from tests.tr11ops.checkpoints.shelf import FILES, Shelf
 from tr11ops.checkpoints import verify as verifying
 from tr11ops.checkpoints.catalogue import Checkpoint
 from tr11ops.checkpoints.verify import Reading, verify
+from trainer.contract import Manifest
 
 
 def row(shelf: Shelf, step: int) -> Checkpoint:
@@ -34,10 +35,12 @@ def test_fine_and_as_sha256sum_says(shelf: Shelf) -> None:
     assert (reading.record.files, reading.record.bytes, reading.record.who) == (4, 1_200_000, "ana")
     place = shelf.folder / "global_step100"
     told = subprocess.run(["sha256sum", *FILES], cwd=place, capture_output=True, text=True, check=True).stdout
-    digests = [line.split()[0] for line in told.splitlines()]
-    assert [
-        verifying._digest(place / name, 300_000, lambda count: None, threading.Event())[1] for name in FILES
-    ] == digests
+    manifest = Manifest.read(place)
+    assert manifest is not None
+    # what was found to agree with the manifest is what another program finds
+    assert {entry.path: entry.digest for entry in manifest.files} == {
+        path: digest for digest, path in (line.split() for line in told.splitlines())
+    }
 
 
 def test_one_flipped_bit_in_each_file_is_found(shelf: Shelf) -> None:
@@ -88,7 +91,7 @@ def test_what_changes_while_it_is_read_is_not_called_damaged(
 ) -> None:
     shelf.save(100, 200)
     place = shelf.folder / "global_step100"
-    entry, real, done = row(shelf, 100), verifying._digest, []
+    entry, real, done = row(shelf, 100), verifying.digest_of, []
 
     def digest(path: Path, *rest: object) -> tuple[int, str, bool]:
         if not done:
@@ -103,7 +106,7 @@ def test_what_changes_while_it_is_read_is_not_called_damaged(
         found = real(path, *rest)  # type: ignore[arg-type]
         return (found[0], "0", False) if what == "written to" else found
 
-    monkeypatch.setattr(verifying, "_digest", digest)
+    monkeypatch.setattr(verifying, "digest_of", digest)
     reading = verify(entry, 1, lambda count: None, threading.Event())
     expected = {"removed": "gone", "renamed": "gone", "saved anew": "changed", "written to": "unread"}[what]
     assert (reading.result, reading.record) == (expected, None) and reading.why
@@ -115,7 +118,7 @@ def test_what_may_not_be_read_is_not_called_damaged(shelf: Shelf, monkeypatch: p
     def refused(path: Path, *rest: object) -> tuple[int, str, bool]:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(verifying, "_digest", refused)
+    monkeypatch.setattr(verifying, "digest_of", refused)
     reading = read(shelf, 100)
     assert reading.result == "unread" and reading.record is None and reading.why.endswith(": Permission denied")
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,8 @@ from tr11ops.backup.submit import jobs_of
 from tr11ops.cli.main import execute
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
-from trainer.contract import RunPaths
+from tr11ops.twin.stand_in.checkpoint import VERSIONS
+from trainer.contract import Manifest, RunPaths
 
 
 class Desk:
@@ -117,6 +119,42 @@ def test_a_drill_with_the_trainers_own_reader(desk: Desk) -> None:
     status = desk.backup("status")
     assert status.code == 0 and "step 300 from the url: passed" in status.out
     assert desk.backup("status", "--json").json["drill"]["passed"]
+
+
+def test_a_drill_of_a_rehearsal_says_that_there_are_no_tensors(desk: Desk) -> None:
+    folder = make_checkpoint(desk.paths.checkpoints, 300, SMALL)
+    replace(Manifest.read(folder), versions=VERSIONS).write(folder)  # type: ignore[type-var]
+    desk.backup("run", "--no-logs")
+    drill = desk.backup("drill")
+    assert drill.code == 0 and "every digest agrees; it is a rehearsal's checkpoint" in drill.out, drill
+
+
+def test_plan_and_status_say_that_the_store_is_not_there(desk: Desk) -> None:
+    desk.save(100)
+    desk.store.rmdir()
+    for words in (("plan",), ("run", "--dry-run"), ("status",)):
+        said = desk.backup(*words)
+        assert said.code == 1 and f"CANNOT BE USED: {desk.store} is not there" in said.out, said
+    assert "mkdir" in desk.backup("plan", "--json").json["faults"]["store"]
+    assert "mkdir" in desk.backup("status", "--json").json["archives"][0]["fault"]
+    assert desk.backup("run").code == 1
+    told = desk.backup("status").out
+    assert told.count("is not there") == 1 and "FAILED: " in told, "it is said once"
+    desk.store.mkdir()
+    assert desk.backup("run").code == 0
+    (desk.store / "tr11-archive.json").unlink()  # as under an empty mount point
+    assert "is its file system mounted?" in desk.backup("plan").out
+
+
+def test_nothing_is_pruned_on_the_strength_of_a_store_that_is_not_there(desk: Desk) -> None:
+    desk.save(100, 200, 300, 400)
+    desk.backup("run")
+    words = ("checkpoints", "prune", "--keep", "2", "--run", str(desk.bench.card), "--dry-run", "--all")
+    changes = [word for change in desk.changes for word in ("--set", change)]
+    assert "2 to remove" in desk.bench.tr11(*words, *changes).out
+    desk.store.rename(desk.store.with_name("unmounted"))
+    kept = desk.bench.tr11(*words, *changes).out
+    assert "0 to remove" in kept and "is not known:" in kept and "is not there: is its file" in " ".join(kept.split())
 
 
 def test_rebuild(desk: Desk) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from tr11ops.cli.progress import LINE_SECONDS, ByteProgress, Rate
+from tr11ops.cli.progress import LINE_SECONDS, ByteProgress, Rate, by_file
 
 GIB = 1 << 30
 
@@ -96,3 +96,11 @@ def test_a_bar_of_less_than_80_columns_on_a_terminal(monkeypatch: pytest.MonkeyP
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")
     assert "step 9900: fine [720 files]" in lines and max(map(len, lines)) <= 80
     assert any(line.startswith("step 9950 ") and line.endswith("59% 1.4 TiB of 2.4 TiB") for line in lines), lines
+
+
+def test_a_file_that_is_sent_again_counts_once() -> None:
+    counts: list[int] = []
+    told = by_file(counts.append)
+    for path, position in (("a", 10), ("b", 5), ("a", 30), ("a", 0), ("a", 40)):
+        told(path, position)
+    assert counts == [10, 5, 20, -30, 40]

@@ -254,6 +254,14 @@ def test_a_claim_that_cannot_be_read_holds_for_a_while(tmp_path: Path) -> None:
     assert run_job(there, job()).result == "ran"
 
 
+def test_a_pipe_in_place_of_a_claim_holds_nobody_up(tmp_path: Path) -> None:
+    there = place(tmp_path, "true")
+    folder = ClaimFolder(there.directory, "pulse")
+    folder.path.mkdir(parents=True)
+    os.mkfifo(folder.path / "1.json")
+    assert run_job(there, job()).result == "running"
+
+
 def test_of_many_claims_one_succeeds(tmp_path: Path) -> None:
     folder = ClaimFolder(run_directory(tmp_path), "pulse")
     for _ in range(5):

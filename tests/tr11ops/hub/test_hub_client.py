@@ -18,25 +18,24 @@ from hypothesis import strategies as st
 
 from tests.hub_server.faults import Window
 from tests.hub_server.server import HubServer
-from tr11ops.hub.client import (
+from tr11ops.hub.address import endpoint_of
+from tr11ops.hub.base import (
     Add,
     Copy,
     Delete,
     Entry,
-    Hub,
     HubAway,
     HubConflict,
     HubMissing,
     HubRefused,
     Patience,
     Repository,
-    SourceChanged,
-    endpoint_of,
 )
-from tr11ops.hub.content import FileView
+from tr11ops.hub.client import Hub
+from tr11ops.hub.content import FileView, SourceChanged
 from tr11ops.hub.credentials import Credentials, CredentialsError, Secret, find_credentials, read_credentials
-from tr11ops.hub.redact import one_line, redact
-from tr11ops.hub.transport import wait_of
+from tr11ops.redact import one_line, redact
+from tr11ops.retry_after import wait_of
 
 LOGS = Repository("science/logs")
 LARGE = os.urandom(64) + b"\0" * 3000
@@ -356,7 +355,7 @@ def test_which_hub() -> None:
     )
     assert endpoint_of(None, {"HF_ENDPOINT": "https://mirror/"}) == "https://mirror"
     for wrong in ("https://u:hidden@h", "h/hidden", "https://h?hidden"):
-        with pytest.raises(HubRefused, match=r"\$HF_ENDPOINT must be an address") as refused:
+        with pytest.raises(ValueError, match=r"\$HF_ENDPOINT must be a hub's address") as refused:
             endpoint_of(None, {"HF_ENDPOINT": wrong})
         assert "hidden" not in str(refused.value)
 

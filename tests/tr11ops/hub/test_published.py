@@ -16,7 +16,8 @@ from tests.tr11ops.status_cases import HOUR, NOW, idle, pending, running, snapsh
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
-from tr11ops.hub.published import SCHEMA, GoodputSummary, document, published_status, read_published
+from tr11ops.hub.published import SCHEMA, GoodputSummary, published_status, read_published
+from tr11ops.hub.publishing import document
 from tr11ops.operation import CopyStatus
 from tr11ops.report.status_json import status_document
 from tr11ops.report.status_surroundings import Surroundings

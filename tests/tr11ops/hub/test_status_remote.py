@@ -27,7 +27,8 @@ from tr11ops.hub.log_end import end_of_log
 from tr11ops.hub.outside import Facts, NoSuchVariant, Outside, RemoteView
 from tr11ops.hub.published import read_published
 from tr11ops.logs.asking import Patience, RemoteAway, RemoteRefused
-from tr11ops.report.outside import judge_outside, outside_document, render_outside
+from tr11ops.report.outside import render_outside
+from tr11ops.report.outside_verdict import judge_outside, outside_document
 from tr11ops.report.status_rows import Screen
 from tr11ops.snapshot import Snapshot
 

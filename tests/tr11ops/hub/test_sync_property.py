@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.hub_server.server import HubServer
 from tests.tr11ops.hub.sync_cases import REPOSITORY, Mirror
-from tr11ops.hub.client import Hub, Patience
+from tr11ops.hub.base import Patience
+from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import Credentials, Secret
 
 NAMES = ("logs/main/a.txt", "logs/main/b.txt")

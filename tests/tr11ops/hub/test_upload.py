@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,7 +22,7 @@ from tests.hub_server.server import HubServer
 from tr11ops.backup.records import identity_of
 from tr11ops.backup.turn import Turn
 from tr11ops.cli.main import execute
-from tr11ops.cli.upload import _options
+from tr11ops.cli.upload_job import export_options
 from tr11ops.hub.model_card import identity_in
 from tr11ops.hub.upload import OURS, Work, stale
 from tr11ops.journal import read_journal
@@ -52,7 +53,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["import", *options, "--", str(folder / "bloom")]) == 0
     place = folder / "run/checkpoints/main/global_step0"
     for dtype in ("fp32", "bf16"):
-        work = Work(folder / f"exports/global_step0-{identity_of(place)[:8]}-{dtype}", _options(card, None))
+        work = Work(folder / f"exports/global_step0-{identity_of(place)[:8]}-{dtype}", export_options(card, None))
         work.folder.mkdir(parents=True)
         assert main(["export", *options, "--dtype", dtype, "-o", str(work.model), "--", str(place)]) == 0
         files = [FileEntry(path.name, path.stat().st_size, file_digest(path)) for path in work.model.iterdir()]
@@ -226,7 +227,7 @@ def test_a_refusal_is_one_line(
 def test_a_full_disk_is_known_before_the_export(
     card: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     assert execute(["upload", "0", *card]) == 1
     assert "1000 B are free and the export takes 2" in capfd.readouterr().err
 
@@ -258,7 +259,7 @@ def test_another_commit_meanwhile_is_built_upon(exported: list[str], hub_server:
 CHILD = """
 import os, sys
 from tr11ops.cli.main import execute
-from tr11ops.cli.upload import _options
+from tr11ops.cli.upload_job import export_options
 import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.failures, tr11ops.report.history
 import tr11ops.report.goodput, tr11ops.cli.goodput, tr11ops.hub.model_facts, tr11ops.hub.upload, trainer.model.flops
 for line in sys.stdin:
@@ -391,5 +392,9 @@ def test_an_export_with_another_tokenizer_is_not_reused(tmp_path: Path) -> None:
     assert made.record_export(files) == made.recorded() and Work(tmp_path, "without").recorded() is None
     card = load_card(find_card("demo", {}, tmp_path), (), {}, directory=tmp_path)
     (tmp_path / "there").mkdir()
-    names = [_options(card, None), _options(card, tmp_path / "there"), _options(card, tmp_path / "not there")]
+    names = [
+        export_options(card, None),
+        export_options(card, tmp_path / "there"),
+        export_options(card, tmp_path / "not there"),
+    ]
     assert names[0] == names[2] != names[1]  # of one that is not there nothing is written

@@ -27,11 +27,11 @@ from trainer.checkpoint.catalogue import (
     settle_replaced,
 )
 from trainer.config import TrainerConfig
-from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
+from trainer.contract import LATEST_FILE, STAND_IN, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
 from trainer.progress import Progress
 
 Say = Callable[[str], None]
-VERSIONS = {"stand-in": "1"}
+VERSIONS = {STAND_IN: "1"}
 CURSOR = "cursor.json"
 FIRST_LINK = "0" * 64
 
@@ -120,7 +120,7 @@ def find(config: TrainerConfig, say: Say) -> int | None:
     """
     folder = config.paths.checkpoints
     step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say)
-    if step is not None and read_checkpoint(folder, step).versions.get("stand-in") is None:
+    if step is not None and not read_checkpoint(folder, step).is_rehearsed:
         raise CheckpointError(
             f"{folder / checkpoint_name(step)} was written by a real training, and this is a rehearsal: give the "
             "rehearsal a run.directory of its own"

@@ -1,0 +1,161 @@
+"""`tr11 checkpoints verify`: reads every byte, and puts on record what was found."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.checkpoints_keep import find_checkpoint, open_catalogue
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
+from trainer.contract import checkpoint_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
+    from tr11ops.checkpoints.digests import DigestRecord
+    from tr11ops.checkpoints.verify import Reading
+    from tr11ops.cli.progress import ByteProgress
+    from tr11ops.rundir import RunDirectory
+
+SCHEMA = 1
+DAY = 86400.0
+
+
+def verify(
+    steps: Annotated[
+        list[str] | None, typer.Argument(metavar="[STEP...]", help="Numbers of steps, or `latest`.")
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Every checkpoint.")] = False,
+    stale: Annotated[
+        float | None,
+        typer.Option("--stale", min=0.0, metavar="DAYS", help="Those that nobody has read for so long, or ever."),
+    ] = None,
+    parallel: Annotated[int, typer.Option("--parallel", min=1, max=256, metavar="N", help="Files at once.")] = 8,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Read every byte, compare with the manifest's digests, and put the result on record for everybody.
+
+    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Exit code 1: a file differs; 3: one
+    could not be read, or it changed meanwhile.
+
+    Example: tr11 checkpoints verify latest
+
+    Example: tr11 checkpoints verify --stale 7 --parallel 16
+    """
+    if bool(steps) + everything + (stale is not None) != 1:
+        raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
+    card = read_card(run, overrides)
+    catalogue = open_catalogue(card)
+    chosen = _chosen(catalogue, steps, stale)
+    try:
+        readings = _read_them(directory_of(card), chosen, parallel, as_json)
+    except KeyboardInterrupt:
+        raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
+    if as_json:
+        shown = [{**asdict(reading), "bad": list(reading.bad)} for reading in readings]
+        print(dumps({"schema": SCHEMA, "checkpoints": shown}))
+    elif chosen:
+        print(_summary(readings))
+    else:
+        print("nothing to read" + ("" if stale is None else f": all were read in the last {stale:g} days"))
+    raise typer.Exit(_verdict(readings, named=bool(steps)))
+
+
+def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[Checkpoint]:
+    if steps:
+        return [find_checkpoint(catalogue, text) for text in dict.fromkeys(steps)]
+    if stale is None:
+        return list(catalogue.checkpoints)
+    now = time.time()
+    return [entry for entry in catalogue.checkpoints if entry.manifest == "read" and _is_stale(entry, now, stale * DAY)]
+
+
+def _is_stale(entry: Checkpoint, now: float, seconds: float) -> bool:
+    from tr11ops.checkpoints.digests import DigestRecord
+
+    if not isinstance(entry.digests, DigestRecord):
+        return True
+    return not 0.0 <= now - entry.digests.time < seconds  # a record of the future was made by a wrong clock
+
+
+def _read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: int, quiet: bool) -> list[Reading]:
+    from tr11ops.checkpoints.verify import verify as read_checkpoint
+    from tr11ops.cli.progress import ByteProgress
+    from tr11ops.journal import user_name
+
+    stop = threading.Event()
+    readings: list[Reading] = []
+    total = sum(entry.bytes for entry in chosen)
+    with ByteProgress("reading", total, is_quiet=quiet) as progress:
+        for entry in chosen:
+            progress.describe(f"step {entry.step}")
+            before = progress.done
+            reading = read_checkpoint(entry, parallel, progress.advance, stop, user_name())
+            progress.advance(entry.bytes - (progress.done - before))  # what was not read of it is not left either
+            readings.append(reading)
+            if reading.record is not None:
+                _put_on_record(directory, reading.record, progress)
+            if not quiet:
+                for line in _lines(reading, entry):
+                    progress.say(line)
+    return readings
+
+
+def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: ByteProgress) -> None:
+    """Keep a result; a journal or a state folder that cannot be written is said, and the reading goes on."""
+    from tr11ops.checkpoints.digests import write_digest
+    from tr11ops.journal import Journal
+
+    try:
+        write_digest(directory, record)
+        if record.bad:
+            text = f"{checkpoint_name(record.step)}: {len(record.bad)} files differ: {record.bad[0]}"
+            Journal(directory.journal).write(
+                "checkpoint-damaged", text, {"step": record.step, "identity": record.identity, "bad": record.bad[:20]}
+            )
+    except OSError as error:
+        progress.say(f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}")
+
+
+def _lines(reading: Reading, entry: Checkpoint) -> list[str]:
+    """What to say of one reading: one line for each bad file, else one."""
+    head = f"step {reading.step}:"
+    more = [f"{head} {reading.why}"] if reading.bad and reading.why else []
+    if reading.bad:
+        return [*(f"{head} BAD {line}" for line in reading.bad), *more]
+    if reading.result == "fine":
+        from tr11ops.units import size
+
+        return [f"{head} fine, {entry.files} file{'s' * (entry.files != 1)}, {size(entry.bytes)}"]
+    words = {"gone": "not judged", "changed": "not judged", "unread": "could not be read"}
+    return [f"{head} {words.get(reading.result, reading.result)}: {reading.why}"]
+
+
+def _summary(readings: Sequence[Reading]) -> str:
+    bad = [str(reading.step) for reading in readings if reading.result == "bad"]
+    fine = sum(reading.result == "fine" for reading in readings)
+    rest = len(readings) - fine - len(bad)
+    parts = (
+        f"{fine} fine",
+        f"{len(bad)} damaged (step {', '.join(bad)})" if bad else "",
+        f"{rest} not judged" * bool(rest),
+    )
+    return f"{len(readings)} read: " + ", ".join(filter(None, parts))
+
+
+def _verdict(readings: Sequence[Reading], named: bool) -> int:
+    """The exit code. Of all checkpoints, those that cannot be judged at all are no fault; of named ones they are."""
+    results = {reading.result for reading in readings}
+    if "bad" in results:
+        return 1
+    missing = {"unread", "changed", *(("gone", "nothing to compare") if named else ())}
+    return 3 if results & missing else 0
