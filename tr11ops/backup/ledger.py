@@ -83,15 +83,20 @@ def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
     write_json(folder / f"{state.archive}.json", asdict(state))
 
 
+def drill_file(directory: RunDirectory) -> Path:
+    """Where the last drill is on record."""
+    return backup_folder(directory) / "drill.json"
+
+
 def read_drill(directory: RunDirectory) -> DrillRecord | None:
     """The last drill; None where there was none. Raises OSError, ValueError."""
-    return _read(DrillRecord, backup_folder(directory) / "drill.json")
+    return _read(DrillRecord, drill_file(directory))
 
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
     make_shared(backup_folder(directory))
-    write_json(backup_folder(directory) / "drill.json", asdict(drill))
+    write_json(drill_file(directory), asdict(drill))
 
 
 def _read(kind: type[R], path: Path) -> R | None:

@@ -103,7 +103,7 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
             raise ArchiveRefused(f"{address}: backup.options token must be anon, google_default or cloud")
         return token or "google_default", "no credentials" if token == "anon" else "the default credentials"
     try:
-        value = json.loads(private_text(credentials_file))
+        value = json.loads(private_text(credentials_file, group=True))
     except PrivateFileError as error:
         raise ArchiveRefused(f"backup.credentials_file = {error}") from None
     except ValueError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from tr11ops.backup.base import Archive
+from tr11ops.backup.ledger import drill_file, read_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
 from tr11ops.backup.records import (
     FOLDERS,
@@ -94,8 +95,16 @@ def records_of(directory: RunDirectory, archive: Archive) -> dict[str, CopyRecor
 
 
 def forget_unreadable(directory: RunDirectory) -> int:
-    """Remove records that hold no record, which are made anew from the receipts; returns how many. Raises OSError."""
+    """Remove records that hold no record; returns how many. Raises OSError.
+
+    Those of copies are made anew from the receipts, that of a drill by the next drill.
+    """
     count = 0
+    try:
+        read_drill(directory)
+    except ValueError:
+        drill_file(directory).unlink()
+        count += 1
     for path in sorted((directory.paths.state / "backup" / "copies").glob("*/*.json")):
         try:
             read_copy(path)

@@ -144,7 +144,7 @@ def drill(
     from tr11ops.units import duration, size
 
     card = read_card(run, overrides)
-    archives = require_archives(card, [source] if source else None, [1], "--from")
+    archives = require_archives(card, [source] if source else None, [1], "--from" if source else None)
     copy = choose_copy((c for c in _records(card) if c.archive in archives), source)
     if copy is None:
         raise Refusal(f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status")

@@ -170,14 +170,18 @@ def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
 
 
 def require_archives(
-    card: RunCard, named: Sequence[str] | None, steps: Sequence[int] | None, option: str = "--to"
+    card: RunCard, named: Sequence[str] | None, steps: Sequence[int] | None, option: str | None = "--to"
 ) -> tuple[str, ...]:
-    """The archives that are meant: those named, else the card's. Raises Refusal."""
+    """The archives that are meant: those named, else the card's. Raises Refusal.
+
+    `option` names others than the card's, for the STEPs given; None where the command has no such option.
+    """
     from tr11ops.backup.round_values import CARDS_ARCHIVES, card_archives
 
     ours = card_archives(card)
     if not named and not ours:
-        raise Refusal(f"the run card names no archive: set backup.store or backup.url, or give {option} with a STEP", 2)
+        other = f", or give {option} with a STEP" if option else ""
+        raise Refusal(f"the run card names no archive: set backup.store or backup.url{other}", 2)
     for name in named or ():
         if "@" in name or "?" in name:  # before any message repeats it
             raise Refusal(f"{option}: an address with credentials would be seen by everybody here; use a file", 2)

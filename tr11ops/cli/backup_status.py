@@ -41,7 +41,7 @@ def status(
     from tr11ops.report.backup_status import lines, value
 
     card = read_card(run, overrides)
-    archives = require_archives(card, None, None)
+    archives = require_archives(card, None, None, option=None)
     if not directory_of(card).exists:
         raise Refusal(f"{directory_of(card).root} does not exist; check --run")
     code = _rebuild(card, archives, as_json) if rebuild else 0

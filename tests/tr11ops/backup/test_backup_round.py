@@ -18,7 +18,7 @@ from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, in_memory, 
 from tr11ops.backup import archive_round, reread
 from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
-from tr11ops.backup.ledger import last_state, read_archive_state, read_drill
+from tr11ops.backup.ledger import drill_file, last_state, read_archive_state, read_drill
 from tr11ops.backup.records import read_copies
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
@@ -387,9 +387,10 @@ def test_the_records_are_made_anew_from_the_receipts(rounds: Rounds) -> None:
     )
     with pytest.raises(ValueError, match="global_step100"):
         read_copies(rounds.directory)
+    drill_file(rounds.directory).write_text("{")
     assert rounds.run().exit_code == 1, "nothing follows from records that cannot be read"
     assert rebuild(rounds.place(), card_archives(rounds.card)).exit_code == 0
-    assert rounds.copies() == before
+    assert rounds.copies() == before and read_drill(rounds.directory) is None
     shutil.rmtree(rounds.directory.paths.state / "backup")
     assert rebuild(rounds.place(), card_archives(rounds.card)).exit_code == 0
     assert rounds.copies() == before and rounds.status() == status
