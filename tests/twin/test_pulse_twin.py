@@ -28,6 +28,7 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 PATIENCE_SECONDS = 150.0
+GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience with a first step, of which nothing was learned, and more
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
 
@@ -134,18 +135,18 @@ def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureF
     assert (running.state, running.verdict.exit_code, running.plan.is_empty) == (State.RUNNING, 0, True)
     assert len(running.lines) == 2 and said(running, "running for 0:") and said(running, "previous Job Array job")
 
-    hung = stage.pulse(later=7200)
+    hung = stage.pulse(later=GIVEN_UP_SECONDS)
     assert (hung.state, hung.verdict.exit_code) == (State.HUNG, 1) and said(hung, " is HUNG: job ")
     assert [action.name for action in hung.plan.actions] == ["stacks", "cancel"]
     task = stage.running()
     assert "the stacks of 3 nodes are in" in keep_stacks(stage.card.paths, task.raw_id, 4, os.environ)  # one is spare
     kept = {path.stem: path.read_text() for path in folder_of(stage.card.paths, task.raw_id).iterdir()}
     assert set(kept) == set(task.nodes[:3]) and "rank 0, process " in kept[task.nodes[0]]
-    assert [action.name for action in stage.pulse(later=7200).plan.actions] == ["cancel"]
+    assert [action.name for action in stage.pulse(later=GIVEN_UP_SECONDS).plan.actions] == ["cancel"]
 
     inject(stage.twin, "controller-frozen")
     stage.calls()
-    silent = stage.pulse(act=True, later=7200, timeout=1)
+    silent = stage.pulse(act=True, later=GIVEN_UP_SECONDS, timeout=1)
     assert stage.calls() == ["squeue"]
     assert (silent.state, silent.verdict.exit_code) == (State.CONTROLLER_AWAY, 3)
     assert not silent.observed and not silent.plan.actions and not said(silent, "ALERT")
@@ -205,6 +206,7 @@ def test_a_lost_batch_host_is_half_dead_while_it_trains_and_ended_in_one_pass_wh
     assert [one.action.name for one in acted.done] == ["exclude", "cancel", "resubmit"]
     assert {one.result for one in acted.done} == {Result.DONE}, acted.lines
     assert not any(one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.jobs())
-    fresh = [one for one in stage.jobs() if one.raw_id != job.raw_id]
-    assert [(one.excluded, one.array_id is not None) for one in fresh] == [((host,), True)]
+    fresh = [one for one in stage.jobs() if one.raw_id != job.raw_id]  # the first task may have started by now
+    assert {one.excluded for one in fresh} == {(host,)}
+    assert len({one.array_id for one in fresh}) == 1 and fresh[0].array_id is not None
     assert not stage.pulse(act=True, later=60).plan.actions
