@@ -20,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.folder import FolderArchive
@@ -32,7 +34,8 @@ BUDGET = 0.9  # of rclone's speed
 STEP = 1000
 PARALLEL = 8
 
-Tool = Callable[[Path, Path], None]
+Place = TypeVar("Place")
+Tool = Callable[[Path, Path], None]  # where to, what
 
 
 def make_source(folder: Path, gigabytes: float, files: int, small: int) -> int:
@@ -68,43 +71,44 @@ def forget(folder: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- the tools
-def tr11(source: Path, target: Path, format: str = "files") -> None:
-    _run([sys.executable, __file__, "--one", format, str(source), str(target)])
+def tr11(target: Path, source: Path, format: str = "files") -> None:
+    run([sys.executable, __file__, "--one", format, str(source), str(target)])
 
 
-def tr11_tar(source: Path, target: Path) -> None:
-    tr11(source, target, "tar")
+def tr11_tar(target: Path, source: Path) -> None:
+    tr11(target, source, "tar")
 
 
-def rclone(source: Path, target: Path, is_from_disk: bool = False) -> None:
+def rclone(target: Path, source: Path, is_from_disk: bool = False) -> None:
     speed = ["--transfers", str(PARALLEL), "--checkers", str(PARALLEL), "--config", "/dev/null", "-q"]
-    _run(["rclone", "copy", *speed, str(source), str(target)])
+    run(["rclone", "copy", *speed, str(source), str(target)])
     if is_from_disk:
         forget(target)
-    _run(["rclone", "check", "--download", *speed, str(source), str(target)])
+    run(["rclone", "check", "--download", *speed, str(source), str(target)])
 
 
-def rclone_from_disk(source: Path, target: Path) -> None:
-    rclone(source, target, is_from_disk=True)
+def rclone_from_disk(target: Path, source: Path) -> None:
+    rclone(target, source, is_from_disk=True)
 
 
-def cp(source: Path, target: Path, is_from_disk: bool = False) -> None:
-    _run(["cp", "-r", str(source), str(target)])
+def cp(target: Path, source: Path, is_from_disk: bool = False) -> None:
+    run(["cp", "-r", str(source), str(target)])
     if is_from_disk:
         forget(target)
     sums = "cd '{}' && find . -type f -print0 | sort -z | xargs -0 -n 16 -P 2 sha256sum | sort"
-    one, two = (_run(["sh", "-c", sums.format(folder)]) for folder in (source, target / source.name))
+    one, two = (run(["sh", "-c", sums.format(folder)]) for folder in (source, target / source.name))
     assert one == two
 
 
-def cp_from_disk(source: Path, target: Path) -> None:
-    cp(source, target, is_from_disk=True)
+def cp_from_disk(target: Path, source: Path) -> None:
+    cp(target, source, is_from_disk=True)
 
 
-def _run(command: list[str]) -> str:
+def run(command: list[str]) -> str:
+    """What a command printed. Leaves with what it complained of."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"backup: {command[0]}: {done.stderr.strip()}")
+        raise SystemExit(f"{command[0]}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -118,31 +122,68 @@ def copy_once(format: str, source: Path, target: Path) -> None:
     )  # fmt: skip
 
 
-def measure(source: Path, folder: Path, tools: dict[str, Tool], repeat: int) -> dict[str, list[float]]:
-    """Wall seconds of each tool in each round; every round begins with another tool."""
+@contextmanager
+def empty_folder(place: Path) -> Iterator[Path]:
+    """A new folder for one turn."""
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+        os.sync()
+
+
+# ----------------------------------------------------------------------------- what both measurements share
+def measure(
+    source: Path,
+    place: Callable[[], AbstractContextManager[Place]],
+    tools: Mapping[str, Callable[[Place, Path], None]],
+    repeat: int,
+) -> dict[str, list[float]]:
+    """Wall seconds of each tool in each round, each turn to a new `place`; every round begins with another tool."""
     seconds: dict[str, list[float]] = {name: [] for name in tools}
     order = list(tools)
     for number in range(repeat):
         for name in [*order[number % len(order) :], *order[: number % len(order)]]:
-            target = folder / "copy"
-            target.mkdir()
             forget(source)
-            begin = time.perf_counter()
-            tools[name](source, target)
-            seconds[name].append(time.perf_counter() - begin)
-            shutil.rmtree(target)
-            os.sync()
+            with place() as target:
+                begin = time.perf_counter()
+                tools[name](target, source)
+                seconds[name].append(time.perf_counter() - begin)
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of all large files together")
-    parser.add_argument("--files", type=int, default=64, help="large ones")
-    parser.add_argument("--small", type=int, default=2000, help="files of 0.2 to 20 kB")
+def options(description: str | None, gigabytes: float, files: int, small: int) -> argparse.ArgumentParser:
+    """The options of both, with their defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=gigabytes, help="of all large files together")
+    parser.add_argument("--files", type=int, default=files, help="large ones")
+    parser.add_argument("--small", type=int, default=small, help="files of 0.2 to 20 kB")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint lies; default: a temporary folder")
     parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def tell(what: str, size: int, seconds: Mapping[str, list[float]], as_json: bool) -> None:
+    """Print medians, and how many times as fast as each tool tr11 is."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {name: value / medians["tr11"] for name, value in medians.items()}
+    within = ratios.get("rclone", BUDGET) >= BUDGET
+    if as_json:
+        print(json.dumps({"schema": 1, "bytes": size, "seconds": seconds, "ratios": ratios, "within_budget": within}))
+        return
+    print(f"{size / 1e9:.2f} GB in {what}; {len(os.sched_getaffinity(0))} cores")
+    for name, value in medians.items():
+        print(
+            f"  {name:<26} median {value:6.2f} s, best {min(seconds[name]):6.2f} s, {size / value / 1e6:5.0f} MB/s, "
+            f"tr11 is {ratios[name]:.2f}x as fast"
+        )
+    print(f"  budget: at least {BUDGET:g}x rclone: {'kept' if within else 'MISSED'}")
+
+
+def main() -> None:
+    parser = options(__doc__, gigabytes=2.0, files=64, small=2000)
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SOURCE", "TARGET"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -155,20 +196,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tr11-backup-", dir=arguments.folder) as name:
         folder = Path(name)
         size = make_source(folder, arguments.gigabytes, arguments.files, arguments.small)
-        seconds = measure(folder / f"global_step{STEP}", folder, tools, arguments.repeat)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = {name: value / medians["tr11"] for name, value in medians.items()}
-    within = ratios.get("rclone", BUDGET) >= BUDGET
-    if arguments.json:
-        print(json.dumps({"schema": 1, "bytes": size, "seconds": seconds, "ratios": ratios, "within_budget": within}))
-        return
-    print(f"{size / 1e9:.2f} GB in {arguments.files} large and {arguments.small} small files, to a folder")
-    for name, value in medians.items():
-        print(
-            f"  {name:<26} median {value:6.2f} s, best {min(seconds[name]):6.2f} s, {size / value / 1e6:5.0f} MB/s, "
-            f"tr11 is {ratios[name]:.2f}x as fast"
-        )
-    print(f"  budget: at least {BUDGET:g}x rclone: {'kept' if within else 'MISSED'}")
+        source = folder / f"global_step{STEP}"
+        seconds = measure(source, lambda: empty_folder(folder / "copy"), tools, arguments.repeat)
+    tell(f"{arguments.files} large and {arguments.small} small files, to a folder", size, seconds, arguments.json)
 
 
 if __name__ == "__main__":

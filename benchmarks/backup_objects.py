@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backup import BUDGET, PARALLEL, STEP, forget, make_source
+from backup import PARALLEL, STEP, make_source, measure, options, run, tell
 
 from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.remote import open_remote
@@ -66,20 +64,14 @@ def object_server() -> Iterator[str]:
 
 
 def tr11(url: str, source: Path) -> None:
-    _run([sys.executable, __file__, "--one", url, str(source)])
+    run([sys.executable, __file__, "--one", url, str(source)])
 
 
 def rclone(url: str, source: Path) -> None:
     target = f':gcs,anonymous=true,bucket_policy_only=true,endpoint="{url}/storage/v1/":{BUCKET}/copy'
     speed = ["--transfers", str(PARALLEL), "--checkers", str(PARALLEL), "--config", "/dev/null", "-q"]
-    _run(["rclone", "copy", *speed, str(source), target])
-    _run(["rclone", "check", "--download", *speed, str(source), target])
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"backup_objects: {command[0]}: {done.stderr.strip()}")
+    run(["rclone", "copy", *speed, str(source), target])
+    run(["rclone", "check", "--download", *speed, str(source), target])
 
 
 def copy_once(url: str, source: Path) -> None:
@@ -89,28 +81,8 @@ def copy_once(url: str, source: Path) -> None:
     copy_checkpoint(archive, source, STEP, "full", run="benchmark", variant="main", transfer=transfer)
 
 
-def measure(source: Path, tools: dict[str, Tool], repeat: int) -> dict[str, list[float]]:
-    """Wall seconds of each tool in each round."""
-    seconds: dict[str, list[float]] = {name: [] for name in tools}
-    order = list(tools)
-    for number in range(repeat):
-        for name in [*order[number % len(order) :], *order[: number % len(order)]]:
-            forget(source)
-            with object_server() as url:
-                begin = time.perf_counter()
-                tools[name](url, source)
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="of all large files together")
-    parser.add_argument("--files", type=int, default=16, help="large ones")
-    parser.add_argument("--small", type=int, default=200, help="files of 0.2 to 20 kB")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint lies; default: a temporary folder")
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__, gigabytes=1.0, files=16, small=200)
     parser.add_argument("--one", nargs=2, metavar=("URL", "SOURCE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -119,23 +91,8 @@ def main() -> None:
     tools: dict[str, Tool] = {"tr11": tr11} | ({"rclone": rclone} if shutil.which("rclone") else {})
     with tempfile.TemporaryDirectory(prefix="tr11-backup-", dir=arguments.folder) as name:
         size = make_source(Path(name), arguments.gigabytes, arguments.files, arguments.small)
-        seconds = measure(Path(name) / f"global_step{STEP}", tools, arguments.repeat)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = {name: value / medians["tr11"] for name, value in medians.items()}
-    within = ratios.get("rclone", BUDGET) >= BUDGET
-    if arguments.json:
-        print(json.dumps({"schema": 1, "bytes": size, "seconds": seconds, "ratios": ratios, "within_budget": within}))
-        return
-    cores = len(os.sched_getaffinity(0))
-    print(
-        f"{size / 1e9:.2f} GB in {arguments.files} large and {arguments.small} small files, to a bucket; {cores} cores"
-    )
-    for name, value in medians.items():
-        print(
-            f"  {name:<10} median {value:6.2f} s, best {min(seconds[name]):6.2f} s, {size / value / 1e6:5.0f} MB/s, "
-            f"tr11 is {ratios[name]:.2f}x as fast"
-        )
-    print(f"  budget: at least {BUDGET:g}x rclone: {'kept' if within else 'MISSED'}")
+        seconds = measure(Path(name) / f"global_step{STEP}", object_server, tools, arguments.repeat)
+    tell(f"{arguments.files} large and {arguments.small} small files, to a bucket", size, seconds, arguments.json)
 
 
 if __name__ == "__main__":
