@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tr11ops.backup.records import identity_of
 from tr11ops.checkpoints.asides import look_at, names_of
@@ -37,6 +37,7 @@ from trainer.contract import MANIFEST_FILE, checkpoint_name
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
+T = TypeVar("T")
 CLAIM = "prune"
 CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
 BEGUN, REMOVED, LEFT, FAILED = "checkpoints-prune", "checkpoint-removed", "checkpoint-kept", "checkpoint-not-removed"
@@ -157,16 +158,25 @@ class Pruner:
         Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was removed then. On a
         full disk the run's reserve is given up for them, and set aside anew when there is room again.
         """
+        claims, mine = self._with_room(self._claim)
         try:
-            result = self._claim_and_run(agreed)
-        except OSError as error:
-            if not spend_reserve(self.directory, error):
-                raise
-            result = self._claim_and_run(agreed)
+            result = self._with_room(lambda: self._run(claims, mine, agreed))
+        finally:
+            with suppress(OSError):  # then it is over when this process is
+                claims.write(replace(mine, held=False))
         keep_reserve(self.directory)
         return result
 
-    def _claim_and_run(self, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
+    def _with_room(self, deed: Callable[[], T]) -> T:
+        """What `deed` returns, tried once more with the reserve's room where it found none."""
+        try:
+            return deed()
+        except OSError as error:
+            if not spend_reserve(self.directory, error):
+                raise
+        return deed()
+
+    def _claim(self) -> tuple[ClaimFolder, Claim]:
         claims = ClaimFolder(self.directory, CLAIM)
         before = claims.newest()
         if before is not None and before.is_living(time.time()):
@@ -174,11 +184,7 @@ class Pruner:
         mine = claims.take(Claim.of_this_process(time.time(), CLAIM_SECONDS), before)
         if mine is None:
             raise PruneBusy("another prune has just been started")
-        try:
-            return self._run(claims, mine, agreed)
-        finally:
-            with suppress(OSError):  # then it is over when this process is
-                claims.write(replace(mine, held=False))
+        return claims, mine
 
     def _run(self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
         for name in names_of(self.folder, "hidden by a prune"):  # decided on anew, below

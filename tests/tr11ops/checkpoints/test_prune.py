@@ -21,6 +21,7 @@ from tr11ops.checkpoints.asides import doomed_name, hidden_name, list_asides
 from tr11ops.checkpoints.pins import pin, state_folder
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, PruneBusy
 from tr11ops.checkpoints.removal import hide
+from tr11ops.checkpoints.use import Clocks, read_clocks
 from tr11ops.crontab.claims import Claim, ClaimFolder
 from tr11ops.journal import Entry, read_journal
 from tr11ops.reserve import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
@@ -370,6 +371,24 @@ def test_what_was_set_aside_makes_room_for_the_records_of_a_prune(shelf: Shelf, 
     (small_disk / "filler").unlink()
     shelf.pruner().run()
     assert reserve.stat().st_size == RESERVE_BYTES
+
+
+@pytest.mark.parametrize("small_disk", [8], indirect=True)
+def test_room_that_ends_between_claim_and_journal_is_made_too(shelf: Shelf, small_disk: Path) -> None:
+    """The claim was taken, and cannot be let go of on the full disk: it is this very prune's."""
+    shelf.save(100, 200, 300)
+    shelf.directory.paths.state.symlink_to(small_disk)
+    (small_disk / "journal").mkdir()
+    shelf.directory.journal.symlink_to(small_disk / "journal")
+    keep_reserve(shelf.directory)
+
+    def fills_up(folder: Path) -> Clocks:
+        if not (small_disk / "filler").exists():
+            fill(small_disk)
+        return read_clocks(folder)
+
+    assert not shelf.pruner(look_at_clocks=fills_up).run().failed
+    assert shelf.steps() == [200, 300]
 
 
 def test_another_failure_does_not_cost_the_reserve(shelf: Shelf) -> None:
