@@ -107,7 +107,7 @@ def submit(desk: Desk) -> Queued:
             found = _find(desk)  # whoever had the claim before may have queued it since the first look
             return found if found is not None else _queue(desk)
         finally:
-            claims.write(replace(mine, held=False))
+            claims.release(mine)
     raise SchedulerError("somebody else queues a round at this moment: look again in a minute")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir import RunDirectory
 
 CLAIM_SECONDS = 1800.0  # how long others on other hosts wait for one that was killed
@@ -62,12 +62,10 @@ class Turn:
         self.lost = ""
 
     def __enter__(self) -> Turn:
-        before = self._folder.newest()
-        if before is not None and before.is_living(self._clock()):
-            raise TurnTaken(before)
-        self._claim = self._folder.take(Claim.of_this_process(self._clock(), CLAIM_SECONDS), before)
-        if self._claim is None:
-            raise TurnTaken(self._folder.newest())
+        try:
+            self._claim = self._folder.acquire(self._clock(), CLAIM_SECONDS)
+        except ClaimTaken as taken:
+            raise TurnTaken(taken.owner or self._folder.newest()) from None
         self._thread = threading.Thread(target=self._renew, name="turn", daemon=True)
         self._thread.start()
         return self
@@ -80,7 +78,7 @@ class Turn:
             self._thread.join()
         with self._lock:
             if self._claim is not None and not self.lost:
-                self._folder.write(replace(self._claim, held=False, data={}))
+                self._folder.release(replace(self._claim, data={}))
 
     def copying(self, step: int | None) -> None:
         """Say which step is being copied from now on; look at its source only after this. Raises OSError."""

@@ -28,7 +28,7 @@ from tr11ops.checkpoints.removal import Stopped, doom, hide, put_back, remove, s
 from tr11ops.checkpoints.retention import Decision, RetentionPolicy, decide, decide_asides
 from tr11ops.checkpoints.scan import CheckpointRow
 from tr11ops.checkpoints.use import Clocks, read_clocks
-from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.journal import Journal
 from tr11ops.reserve import keep_reserve, spend_reserve
 from tr11ops.rundir import RunDirectory
@@ -163,7 +163,7 @@ class Pruner:
             result = self._with_room(lambda: self._run(claims, mine, agreed))
         finally:
             with suppress(OSError):  # then it is over when this process is
-                claims.write(replace(mine, held=False))
+                claims.release(mine)
         keep_reserve(self.directory)
         return result
 
@@ -178,13 +178,10 @@ class Pruner:
 
     def _claim(self) -> tuple[ClaimFolder, Claim]:
         claims = ClaimFolder(self.directory, CLAIM)
-        before = claims.newest()
-        if before is not None and before.is_living(time.time()):
-            raise PruneBusy(f"a prune is running already: {before}")
-        mine = claims.take(Claim.of_this_process(time.time(), CLAIM_SECONDS), before)
-        if mine is None:
-            raise PruneBusy("another prune has just been started")
-        return claims, mine
+        try:
+            return claims, claims.acquire(time.time(), CLAIM_SECONDS)
+        except ClaimTaken as taken:
+            raise PruneBusy(f"a prune is running already: {taken}") from None
 
     def _run(self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
         for name in names_of(self.folder, "hidden by a prune"):  # decided on anew, below

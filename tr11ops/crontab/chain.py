@@ -212,7 +212,7 @@ def _start(place: ChainPlace, mine: Claim, old: tuple[Link, ...]) -> Installed:
     except SchedulerUnreachable:
         raise  # the job may exist: the claim stands, and whoever installs next finds it, or replaces it
     except BaseException:
-        place.claims.write(replace(mine, held=False))
+        place.claims.release(mine)
         raise
     _record(place, number, due)
     place.claims.write(replace(mine, data={"queued": number}))

@@ -73,6 +73,14 @@ class Claim:
         return self.host == host_name() and self.process.boot == mark(os.getpid()).boot
 
 
+class ClaimTaken(Exception):
+    """Somebody else has the thing; `owner` is None where he was faster by a moment."""
+
+    def __init__(self, owner: Claim | None) -> None:
+        super().__init__(str(owner) if owner is not None else "somebody else, since this moment")
+        self.owner = owner
+
+
 class ClaimFolder:
     """The claims on one thing. Every method raises OSError as the file system does."""
 
@@ -90,6 +98,20 @@ class ClaimFolder:
             except FileNotFoundError:  # others were made since, and this one was removed
                 continue
         raise OSError(errno.EAGAIN, "the claims change all the time", str(self.path))
+
+    def acquire(self, now: float, seconds: float) -> Claim:
+        """The thing for this process, for so long. Raises ClaimTaken when somebody living has it."""
+        before = self.newest()
+        if before is not None and before.is_living(now):
+            raise ClaimTaken(before)
+        mine = self.take(Claim.of_this_process(now, seconds), before)
+        if mine is None:
+            raise ClaimTaken(None)
+        return mine
+
+    def release(self, claim: Claim) -> None:
+        """Let go of one's own claim."""
+        self.write(replace(claim, held=False))
 
     def take(self, claim: Claim, after: Claim | None) -> Claim | None:
         """Make the claim that follows `after`; None when somebody else was faster."""

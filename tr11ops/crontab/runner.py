@@ -151,7 +151,7 @@ def _claimed(place: Place, job: PeriodicJob, seconds: float, forced: bool) -> Ro
             return Round(job.name, "not due")
         return _run(place, job, seconds, folder, mine)
     finally:
-        folder.write(replace(mine, held=False))
+        folder.release(mine)
 
 
 def _is_due(place: Place, job: PeriodicJob) -> bool:

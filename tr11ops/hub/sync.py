@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tr11ops.crontab.claims import Claim, ClaimFolder
+from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.evidence import cause
 from tr11ops.hub import attributes
 from tr11ops.hub.base import Add, Copy, HubAway, HubConflict, HubError, HubMissing, HubRefused
@@ -54,7 +54,7 @@ def sync_once(setting: Setting, running: RunningDigests | None = None, rebuild: 
     finally:
         if claim is not None:
             with suppress(OSError):  # it ends with this process, or with its time
-                ClaimFolder(setting.directory, CLAIM).write(replace(claim, held=False))
+                ClaimFolder(setting.directory, CLAIM).release(claim)
     return outcome
 
 
@@ -76,17 +76,12 @@ def _take(this: Round) -> Claim | None:
     """The claim on this run's mirror; None where none can be written, which costs safety nothing. Raises Busy."""
     setting, folder = this.setting, ClaimFolder(this.setting.directory, CLAIM)
     try:
-        now = setting.clock()
-        before = folder.newest()
-        if before is not None and before.is_living(now):
-            raise Busy(str(before))
-        mine = folder.take(Claim.of_this_process(now, CLAIM_SECONDS), before)
+        return folder.acquire(setting.clock(), CLAIM_SECONDS)
+    except ClaimTaken as taken:
+        raise Busy(str(taken)) from None
     except OSError as error:
         this.tell(f"two at once are not kept apart now: no claim can be written ({error.strerror or error})")
         return None
-    if mine is None:
-        raise Busy("another process, since this moment")
-    return mine
 
 
 # ----------------------------------------------------------------------------- the round
