@@ -112,7 +112,7 @@ def _of_detectors(findings: tuple[Finding, ...], wanted: Mapping[str, State]) ->
 
 def _half_dead(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Iterator[Remark]:
     """The scheduler has lost a node of a job that lives on."""
-    lost = {finding.subject: finding for finding in findings if finding.detector == "node-lost"}
+    lost = {finding.subject: finding for finding in reversed(findings) if finding.detector == "node-lost"}
     for job in signs.active_jobs(snapshot):
         if is_zombie(snapshot, job):
             continue

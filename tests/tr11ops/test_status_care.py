@@ -33,7 +33,7 @@ HEALTHY = Verdict(Word.HEALTHY, "it trains")
 
 def alert(detector: str = "stalled", subject: str = "1000_7", **changes: Any) -> Alert:
     values: dict[str, Any] = {
-        "fingerprint": fingerprint(detector, subject), "detector": detector, "subject": subject,
+        "fingerprint": fingerprint(detector, ()), "detector": detector, "subject": subject,
         "severity": Severity.CRITICAL, "title": "job 1000_7 stands still", "evidence": (), "fix": "",
         "runbook": "stalled.md", "began": NOW - HOUR, "opened": NOW - HOUR, "last_seen": NOW,
     }  # fmt: skip

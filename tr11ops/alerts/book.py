@@ -27,6 +27,9 @@ class Alert:
     `said` is what those in `told` believe now: the severity they last heard of; None before the first message and after
     the all-clear. `alarmed` is the message that escalation counts from, `escalated` how many of its steps were taken,
     `sends` how many messages went out, `last_sent` when the last one did, `remind` that it must be said once again.
+    `heard` is the highest severity that any message of this incident named. `identity` is the finding's; None in a
+    record of an older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of people
+    that got it in a mail of its own), `mails` those of its last messages, by which a reply is known.
     """
 
     fingerprint: str
@@ -59,7 +62,10 @@ class Alert:
     alarmed: float | None = None
     escalated: int = 0
     remind: bool = False
-    thread: str = ""  # Message-ID of the incident's first message
+    thread: str = ""
+    heard: Severity | None = None
+    identity: tuple[str, ...] | None = None
+    mails: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy:
     is that from then on; when only a remark is left of it, it is over.
     """
     seen = _merged(findings)
+    book = _renamed(book, seen, now)
     changed: list[Alert] = []
     over: list[Alert] = []
     events: list[Event] = []
@@ -67,6 +69,32 @@ def is_over(alert: Alert, now: float) -> bool:
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
 
 
+def _renamed(book: Book, seen: dict[str, Finding], now: float) -> Book:
+    """The book with the alerts of an older tr11 under the fingerprints of today.
+
+    An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
+    mentions goes on from it: people know of it. The old alert is then gone; one that mentions none ends as always.
+    """
+    continued = set()
+    for name, finding in seen.items():
+        if not finding.identity or book.find(name) is not None:
+            continue
+        old = next((alert for alert in book.alerts if _mentions(alert, finding) and not is_over(alert, now)), None)
+        if old is not None:
+            book = book.with_alert(replace(old, fingerprint=name, identity=finding.identity))
+            continued.add(old.fingerprint)
+    gone = continued - seen.keys()
+    return replace(book, alerts=tuple(alert for alert in book.alerts if alert.fingerprint not in gone))
+
+
+def _mentions(alert: Alert, finding: Finding) -> bool:
+    """Whether an alert of an older tr11 told people of what the finding names."""
+    if alert.identity is not None or alert.detector != finding.detector:
+        return False
+    text = "\n".join((alert.title, alert.subject, *alert.evidence))
+    return all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in finding.identity)
+
+
 def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
     """Whether of a fault that was worth a message only something worth knowing is left."""
     return finding.severity is Severity.INFO and is_worth_a_message(alert)
@@ -76,7 +104,7 @@ def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
     """One finding for each fingerprint: the most severe, with the others' titles and evidence below its own."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(fingerprint(finding.detector, finding.subject), []).append(finding)
+        groups.setdefault(fingerprint(finding.detector, finding.identity), []).append(finding)
     merged = {}
     for name, group in groups.items():
         first = max(group, key=lambda finding: finding.severity)
@@ -99,6 +127,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         evidence=_bounded(finding.evidence),
         fix=clean(finding.fix, 2000),
         runbook=page_of(finding.detector),
+        identity=finding.identity,
         began=now,
         opened=now,
         last_seen=now,
@@ -124,6 +153,7 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
     after = replace(
         alert,
         subject=fresh.subject,
+        identity=fresh.identity,
         severity=severity,
         title=fresh.title if finding.severity >= severity else alert.title,
         evidence=fresh.evidence,

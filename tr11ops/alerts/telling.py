@@ -85,6 +85,7 @@ def told(alert: Alert, word: Word, message: Message, now: float) -> Alert:
         alert,
         opened=now if alert.sends == 0 else alert.opened,
         said=None if cleared else alert.severity,
+        heard=alert.heard if cleared else max(alert.severity, alert.heard or alert.severity),
         told=alert.told if cleared else unique((*alert.told, *word.to)),
         sends=alert.sends + 1,
         last_sent=now,
@@ -110,8 +111,12 @@ def _word(alert: Alert, policy: Policy, now: float) -> Word | None:
 
 
 def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> Word | None:
-    """About a fault of which people know nothing, or think that it is over; not within an hour of telling them so."""
-    if alert.is_acknowledged or (alert.sends and elapsed(alert.last_sent, now) < FLAP_SECONDS):
+    """About a fault of which people know nothing, or think that it is over.
+
+    Not within an hour of telling them so, unless it is worse than all that they heard of it.
+    """
+    is_worse = alert.severity > (alert.heard or Severity.WARNING)
+    if alert.is_acknowledged or (alert.sends and not is_worse and elapsed(alert.last_sent, now) < FLAP_SECONDS):
         return None
     return Word("reopened" if alert.sends else "opened", aware)
 

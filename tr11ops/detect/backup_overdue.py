@@ -39,6 +39,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL if late > max(CRITICAL_SECONDS, 2 * grace(snapshot)) else Severity.WARNING,
                 f"step {lacking[-1].step} is not copied to the {archive}; copies are due for {duration(late)}",
                 subject=archive,
+                identity=(archive,),
                 evidence=tuple(_evidence(snapshot, backup, lacking)),
                 fix=signs.command(snapshot, "backup run"),
             )

@@ -32,6 +32,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.WARNING if sound else Severity.CRITICAL,
             f"{checkpoint_name(bad[0].step)} is not whole; {fall_back}",
             subject=str(bad[0].step),
+            identity=(str(bad[0].step),),
             evidence=tuple(lines[:3]),
         )
     latest = checkpoints.latest
@@ -41,6 +42,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.WARNING if sound else Severity.CRITICAL,
             f"latest names {checkpoint_name(latest)}, which is not there",
             subject=f"latest-{latest}",
+            identity=(f"latest-{latest}",),
         )
 
 

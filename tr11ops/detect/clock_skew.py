@@ -18,7 +18,7 @@ RECENT_SECONDS = signs.HOUR  # an older file may be a copy, with the time of the
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING when what a host writes and the file system's time of it differ by more than watch.clock_skew_seconds.
+    """WARNING for each host whose writes and the file system's time of them differ by over watch.clock_skew_seconds.
 
     Also when files are newer than this machine's own time by as much: then its own clock is behind. Only files of the
     last hour count. A host is behind only if all its files say so, since one of them may have been written slowly.
@@ -29,16 +29,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     for entry in recent:
         by_host.setdefault(entry.host, []).append(entry)
     wrong = {host: skew for host, entries in by_host.items() if (skew := skew_of(entries)) and abs(skew) > bound}
-    if wrong:
-        shown = [f"{host} ({_signed(skew)})" for host, skew in sorted(wrong.items(), key=lambda pair: -abs(pair[1]))]
-        more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-        entry = by_host[next(iter(sorted(wrong, key=lambda host: -abs(wrong[host]))))][0]
+    for host, skew in sorted(wrong.items(), key=lambda pair: -abs(pair[1])):
+        entry = by_host[host][0]
         yield Finding(
             NAME,
             Severity.WARNING,
-            f"clocks differ from the file system's: {', '.join(shown[:4])}{more}",
-            subject="hosts",
-            evidence=(f"{entry.what}: {entry.host} wrote {_signed(entry.written - entry.stamped)}",),
+            f"the clock of {host} is {_signed(skew, 'ahead of')} the file system's",
+            subject=host,
+            identity=(host,),
+            evidence=(f"{entry.what}: {host} wrote {_signed(entry.written - entry.stamped)}",),
         )
     ahead = median([entry.stamped for entry in recent] or [snapshot.time]) - snapshot.time
     if ahead > bound:
@@ -47,6 +46,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.WARNING,
             f"this machine's clock is {duration(ahead)} behind the file system's: every age shown is wrong",
             subject="here",
+            identity=("this machine",),
             evidence=(f"{len(recent)} files of the run are newer than now",),
         )
 
@@ -56,5 +56,5 @@ def skew_of(entries: Iterable[ClockReading]) -> float:
     return min((entry.written - entry.stamped for entry in entries), key=abs)
 
 
-def _signed(seconds: float) -> str:
-    return f"{duration(abs(seconds))} {'ahead' if seconds > 0 else 'behind'}"
+def _signed(seconds: float, ahead: str = "ahead") -> str:
+    return f"{duration(abs(seconds))} {ahead if seconds > 0 else 'behind'}"

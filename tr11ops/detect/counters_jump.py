@@ -43,6 +43,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL if anew else Severity.WARNING,
                 f"at the restart at iteration {record.iteration}: {jumps[0]}",
                 subject=str(record.iteration),
+                identity=(str(record.iteration),),
                 evidence=(*jumps[1:], _line(steps[index - 1]), _line(steps[index])),
                 fix=signs.command(snapshot, "logs"),
             )

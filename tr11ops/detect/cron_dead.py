@@ -44,6 +44,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL if chain.name == "hourly" else Severity.WARNING,
                 f"the {chain.name} periodic jobs stopped: the next round should have begun {duration(late)} ago",
                 subject=f"chain-{chain.name}",
+                identity=(f"chain-{chain.name}",),
                 evidence=(f"job {chain.job_id} was to begin it",),
                 fix=signs.command(snapshot, "cron status"),
             )
@@ -60,6 +61,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.CRITICAL if any(job.name == WATCHDOG for job in jobs) else Severity.WARNING,
             f"periodic jobs are not run any more ({way}): {names}",
             subject=way,
+            identity=(way,),
             evidence=tuple(
                 f"{job.name}: due {duration(snapshot.time - job.next_due)} ago, last run on {job.host}"
                 for job in jobs[:4]

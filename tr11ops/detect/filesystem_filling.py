@@ -33,6 +33,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.WARNING if found.full_at - snapshot.time < SOON_SECONDS else Severity.INFO,
                 line,
                 subject=rule.name,
+                identity=(rule.name,),
                 evidence=(growth,) if growth else (),
                 fix=signs.command(snapshot, "fs-watchdog"),
             )

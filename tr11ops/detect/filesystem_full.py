@@ -31,6 +31,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.CRITICAL if folder.is_full else Severity.WARNING,
             f"{folder.path} cannot be written to: {folder.why}",
             subject=folder.path,
+            identity=(folder.path,),
             evidence=("alerts, requests and the trainer's own records are kept there",),
             fix=shlex.join(["df", "-h", folder.path]),
         )
@@ -47,6 +48,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 severity(usage, rule),
                 lines[0],
                 subject=rule.name,
+                identity=(rule.name,),
                 evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
                 fix=signs.command(snapshot, "fs-watchdog"),
             )

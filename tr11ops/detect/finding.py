@@ -19,7 +19,11 @@ class Finding:
     """One conclusion from a snapshot.
 
     `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a job, a node, a
-    step), so that detector and subject together tell one finding from another over time. `fix` is a command, or "".
+    step), as it is shown. `fix` is a command, or "".
+
+    `identity` tells two incidents of one detector apart: names that the next restart does not change (a node, a file
+    system, a step). Two findings of one detector and one identity are one incident. Empty, where a run has at most one
+    such incident at a time; ids of jobs are never in it.
     """
 
     detector: str
@@ -28,3 +32,4 @@ class Finding:
     subject: str = ""
     evidence: tuple[str, ...] = ()
     fix: str = ""
+    identity: tuple[str, ...] = ()

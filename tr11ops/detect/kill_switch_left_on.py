@@ -56,6 +56,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"job {job.job_id} still runs {duration(age)} after the kill switch was set",
                 subject=job.job_id,
+                identity=("still runs",),
                 evidence=evidence,
                 fix=signs.command(snapshot, "logs"),
             )

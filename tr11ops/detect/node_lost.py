@@ -17,22 +17,23 @@ DEAD_STATES = frozenset({"down", "not_responding", "fail"})
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding per job; CRITICAL when the node that runs the batch script is among the lost ones."""
+    """One finding for each lost node; CRITICAL for the node that runs the batch script."""
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
     for job in signs.active_jobs(snapshot):
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
             continue
         lost = [name for name in job.nodes if name in nodes and nodes[name].states & DEAD_STATES]
-        if not lost:
-            continue
-        zombie = (batch_host(snapshot, job) or job.nodes[0]) in lost
-        named = ", ".join(lost[:4]) + (" ..." if len(lost) > 4 else "")
-        title = f"job {job.job_id} has lost {named}" + (", which ran its batch script" if zombie else "")
-        evidence = tuple(
-            f"{name}: {'+'.join(sorted(nodes[name].states))}"
-            + (f" ({nodes[name].reason})" if nodes[name].reason else "")
-            for name in lost[:4]
-        )
-        severity = Severity.CRITICAL if zombie else Severity.WARNING
-        fix = signs.scheduler_command(snapshot, "scancel", job) if zombie else signs.command(snapshot, "logs")
-        yield Finding(NAME, severity, title, subject=job.job_id, evidence=evidence, fix=fix)
+        host = batch_host(snapshot, job) or job.nodes[0]
+        for name in sorted(lost, key=lambda name: name != host):
+            reason = f" ({nodes[name].reason})" if nodes[name].reason else ""
+            yield Finding(
+                NAME,
+                Severity.CRITICAL if name == host else Severity.WARNING,
+                f"job {job.job_id} has lost {name}" + (", which ran its batch script" if name == host else ""),
+                subject=job.job_id,
+                identity=(name,),
+                evidence=(f"{name}: {'+'.join(sorted(nodes[name].states))}{reason}",),
+                fix=signs.scheduler_command(snapshot, "scancel", job)
+                if name == host
+                else signs.command(snapshot, "logs"),
+            )

@@ -35,6 +35,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             severity(job),
             f"the periodic job {job.name} failed{times}",
             subject=job.name,
+            identity=(job.name,),
             evidence=tuple(_evidence(snapshot, job)),
             fix=signs.command(snapshot, "cron status"),
         )

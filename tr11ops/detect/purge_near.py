@@ -36,6 +36,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.CRITICAL if age >= CRITICAL_SHARE * days * signs.DAY else Severity.WARNING,
             f"{entry.what} {when}",
             subject=entry.what,
+            identity=(entry.what,),
             evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {days:g} days",),
             fix=f"touch -a -c {shlex.quote(str(entry.path))}",
         )

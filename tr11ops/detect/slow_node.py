@@ -35,6 +35,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"{node} holds the others back" if evidence.startswith("its") else f"{node} may be the slow node",
                 subject=node,
+                identity=(node,),
                 evidence=(evidence,),
                 fix=signs.command(snapshot, f"nodes check {node}"),
             )

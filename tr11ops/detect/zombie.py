@@ -70,6 +70,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"job {job.job_id} runs on without its batch script: its host {batch_host(snapshot, job)} is lost",
                 subject=job.job_id,
+                identity=(batch_host(snapshot, job),),
                 evidence=(f"{job.node_count or len(job.nodes)} nodes are held{silence}",),
                 fix=signs.command(snapshot, "launch --repair"),
             )

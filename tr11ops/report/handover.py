@@ -312,7 +312,7 @@ def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) ->
 
     standing = {alert.fingerprint for alert in alerts}
     for finding in findings:
-        if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.subject) not in standing:
+        if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.identity) not in standing:
             fix = f" (`{finding.fix}`)" if finding.fix else ""
             yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}; no alert was opened yet")
 

@@ -51,7 +51,7 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
     from tr11ops.alerts.fingerprint import fingerprint
 
     owners = {alert.fingerprint: _who(alert) for alert in alerts}
-    people = [owners.get(fingerprint(finding.detector, finding.subject), "") for finding in critical]
+    people = [owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical]
     return " and ".join(dict.fromkeys(people)) if all(people) else ""
 
 

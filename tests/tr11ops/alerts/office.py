@@ -43,7 +43,9 @@ NOON = at("2022-05-02 12:00")  # a Monday
 
 
 def finding(detector: str = "stalled", severity: Severity = CRITICAL, subject: str = "1007", **more: Any) -> Finding:
+    """A subject that begins with a digit is a job, which is no identity; all else is a name."""
     values: dict[str, Any] = {"title": f"{detector} it is", "evidence": ("line one",), "fix": "tr11 logs", **more}
+    values.setdefault("identity", (subject,) if subject and not subject[0].isdigit() else ())
     return Finding(detector, severity, subject=subject, **values)
 
 

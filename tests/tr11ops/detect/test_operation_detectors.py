@@ -347,9 +347,10 @@ def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
 
 def test_a_clock_that_is_wrong_is_named_with_its_host() -> None:
     readings = (clock("n07", 90.0), clock("n03", -45.0, what="heartbeat of rank 9"), clock("n01"))
-    finding = only(operated(clocks=readings), clock_skew)
-    assert finding.title == "clocks differ from the file system's: n07 (1 min 30 s ahead), n03 (45 s behind)"
-    assert finding.evidence == ("heartbeat of rank 0: n07 wrote 1 min 30 s ahead",)
+    ahead, behind = clock_skew.detect(operated(clocks=readings))
+    assert ahead.title == "the clock of n07 is 1 min 30 s ahead of the file system's"
+    assert behind.title == "the clock of n03 is 45 s behind the file system's"
+    assert ahead.evidence == ("heartbeat of rank 0: n07 wrote 1 min 30 s ahead",)
 
 
 def test_the_command_for_a_file_that_nobody_touched_is_safe_to_type() -> None:
