@@ -98,6 +98,8 @@ def operation_facts(card: RunCard) -> OperationFacts:
             for entry in card.filesystems
         ),
         periodic_jobs=_wanted_jobs(card),
+        has_recipients=card.alerts.has_recipients,
+        resubmits=card.watch.act and card.watch.resubmissions_per_day > 0,
     )
 
 

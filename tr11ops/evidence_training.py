@@ -25,6 +25,7 @@ PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
 PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
 EVENTS_KEPT = 100
 OTHER_RESULTS = ("warning", "bad")
+LAUNCHES_OF_ATTEMPTS = 3  # the newest ones whose launches are looked into
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
         events=read_events(paths),
         logs=read_logs(paths),
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
-        launch_ends=() if newest is None else read_launch_ends(paths, newest.job_id),
+        launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
     )
 
 
@@ -160,15 +161,30 @@ def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarni
     return observed(read)
 
 
+def _recent_launch_ends(paths: RunPaths, attempts: Iterable[Attempt]) -> Observed[tuple[LaunchEnd, ...]]:
+    found: list[LaunchEnd] = []
+    for attempt in attempts:
+        ends = read_launch_ends(paths, attempt.job_id)
+        if isinstance(ends, Unknown):
+            return ends
+        found += ends
+    return tuple(found)
+
+
 def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, ...]]:
-    """When an attempt's launches ended, by their number; one that goes on has no record yet."""
+    """How an attempt's launches ended, by their number; one that goes on has no end yet."""
+    return observed(lambda: tuple(sorted(_ends_of(paths, job_id), key=lambda end: end.launch)))
 
-    def read() -> tuple[LaunchEnd, ...]:
-        found: list[LaunchEnd] = []
-        for path in (paths.attempt(job_id) / "launches").glob("*.json"):
-            value = read_json(path) or {}
-            if value.get("end") is not None:
-                found.append(LaunchEnd(job_id, int(value["launch"]), float(value["end"])))
-        return tuple(sorted(found, key=lambda end: end.launch))
 
-    return observed(read)
+def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
+    for path in (paths.attempt(job_id) / "launches").glob("*.json"):
+        value = read_json(path) or {}
+        if value.get("end") is not None:
+            yield LaunchEnd(
+                job_id,
+                int(value["launch"]),
+                float(value["end"]),
+                str(value.get("summary") or value.get("cause") or ""),
+                str(value.get("decision") or ""),
+                tuple(map(str, value.get("blamed") or ())),
+            )

@@ -47,6 +47,8 @@ class OperationFacts:
     sync_seconds: float | None = None
     filesystems: tuple[FilesystemRule, ...] = ()
     periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
+    has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
+    resubmits: bool = False  # the periodic watchdog submits again when nothing is queued
 
 
 @dataclass(frozen=True)

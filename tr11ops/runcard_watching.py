@@ -57,6 +57,11 @@ class AlertsSection(Section):
     )
     interval_minutes: int = Field(default=60, gt=0, le=1440, description="between two looks at the run")
 
+    @property
+    def has_recipients(self) -> bool:
+        """Whether an alert reaches someone."""
+        return bool(self.recipients or self.rota or self.urls_file)
+
 
 class WatchSection(Section):
     """[watch]: from when something counts as a fault, and what the watchdog may do about it by itself."""

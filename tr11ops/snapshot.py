@@ -174,7 +174,7 @@ class Snapshot:
     events: Observed[tuple[Event, ...]] = ()  # oldest first
     logs: Observed[tuple[LogFile, ...]] = ()
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
-    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempt
+    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempts, the newest of them first
     ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
     holds: Observed[tuple[Hold, ...]] = ()
     holds_changed: float | None = None  # when tr11 last held or released something

@@ -63,11 +63,17 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """When the workers of one launch were gone, by the batch controller's record."""
+    """When the workers of one launch were gone, by the batch controller's record: why, and which nodes it found bad.
+
+    `decision`: what followed, in one line.
+    """
 
     job_id: str
     launch: int
     time: float
+    why: str = ""
+    decision: str = ""
+    blamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.crontab import state as periodic
+from tr11ops.operation import OperationFacts
 from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from trainer.contract import EndMarker, FileEntry, Heartbeat, Manifest, RunPaths, StepRecord, file_digest, write_json
 
@@ -117,8 +119,16 @@ def checkpoints(step: int = 31200, age: float = 2000.0, **changes: Any) -> Check
     return Checkpoints(**{**values, **changes})
 
 
+def cron_job(name: str = "pulse", **changes: Any) -> periodic.JobState:
+    values: dict[str, Any] = {
+        "name": name, "way": "daemon", "host": "login1", "started": NOW - 600, "ended": NOW - 590, "exit_code": 0,
+        "message": "", "interval_seconds": HOUR, "runs": 9, "failures_in_a_row": 0, "next_due": NOW + 3000,
+    }  # fmt: skip
+    return periodic.JobState(**{**values, **changes})
+
+
 def snapshot(**changes: Any) -> Snapshot:
-    """A healthy moment of a large run; each test changes what it is about."""
+    """A healthy, watched moment of a large run; each test changes what it is about."""
     facts = RunFacts(
         name="tr11-176B-ml",
         variant="main",
@@ -128,6 +138,7 @@ def snapshot(**changes: Any) -> Snapshot:
         total_iterations=115311,
         checkpoint_interval=100,
         task_seconds=359_400.0,
+        operation=OperationFacts(has_recipients=True),
     )
     values: dict[str, Any] = {
         "time": NOW,
@@ -142,6 +153,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "kill_switch": None,
         "exclusions": (),
         "submissions": (),
+        "periodic_jobs": (cron_job(),),
     }
     return Snapshot(**{**values, **changes})
 

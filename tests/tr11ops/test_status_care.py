@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, running, snapshot, with_facts
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, cron_job, idle, pending, running, snapshot, steps, with_facts
+from tests.tr11ops.test_status_verdict import TABLE
 from tr11ops.alerts.book import Alert
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.turn import Turn
 from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.crontab.state import JobState
+from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.filesystems.history import Usage
@@ -25,7 +26,7 @@ from tr11ops.operation import Copied, CopyStatus, FilesystemRule
 from tr11ops.report.status_answer import Answer, answer
 from tr11ops.report.status_care import alerts, copies, copies_missing, damaged_copies, filesystems, nodes, periodic
 from tr11ops.report.status_surroundings import AtWork, NodeUse, Surroundings, node_use, see_surroundings
-from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown, known
+from tr11ops.snapshot import Exclusion, KillSwitch, Observed, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict, Word, judge
 
 HEALTHY = Verdict(Word.HEALTHY, "it trains")
@@ -38,14 +39,6 @@ def alert(detector: str = "stalled", subject: str = "1000_7", **changes: Any) ->
         "runbook": "stalled.md", "began": NOW - HOUR, "opened": NOW - HOUR, "last_seen": NOW,
     }  # fmt: skip
     return Alert(**{**values, **changes})
-
-
-def cron_job(name: str = "pulse", **changes: Any) -> JobState:
-    values: dict[str, Any] = {
-        "name": name, "way": "daemon", "host": "login1", "started": NOW - 600, "ended": NOW - 590, "exit_code": 0,
-        "message": "", "interval_seconds": HOUR, "runs": 9, "failures_in_a_row": 0, "next_due": NOW + 3000,
-    }  # fmt: skip
-    return JobState(**{**values, **changes})
 
 
 def asked_for(given: Snapshot, **changes: Any) -> Snapshot:
@@ -73,7 +66,8 @@ REMARK = Finding("chain-end", Severity.WARNING, "one task is left", "")
         (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
         (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
         (Verdict(Word.DOWN, "it is down"), (), (), False, "a person is needed"),
-        (Verdict(Word.STOPPED, "somebody stopped it"), (), (), True, "You may sleep"),
+        (Verdict(Word.STOPPED, "somebody stopped it"), (), (), False, "nothing trains until it is resumed"),
+        (Verdict(Word.FINISHED, "all is done"), (), (), True, "Nothing is left to train"),
         (Verdict(Word.UNKNOWN, "nobody answers"), (FAULT,), (), None, "cannot be told"),
     ],
 )
@@ -84,7 +78,7 @@ def test_the_answer(
     may_sleep: bool | None,
     words: str,
 ) -> None:
-    found = answer(verdict, findings, open_alerts)
+    found = answer(snapshot(), findings, verdict, Surroundings(open_alerts))
     assert isinstance(found, Answer)
     assert found.may_sleep is may_sleep
     assert words in found.text
@@ -93,7 +87,60 @@ def test_the_answer(
 def test_the_healthy_run_lets_sleep_and_the_lost_one_does_not() -> None:
     for given, expected in ((snapshot(), True), (idle(), False)):
         findings = detect_all(given)
-        assert answer(judge(given, findings), findings, ()).may_sleep is expected
+        assert answer(given, findings, judge(given, findings)).may_sleep is expected
+
+
+SHORT = running(start_time=NOW - 60, time_limit_seconds=2400)
+MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds", "words"),
+    [
+        (snapshot(periodic_jobs=()), ["watchdog"], "no watchdog looks at the run"),
+        (snapshot(periodic_jobs=(cron_job(way="hand"),)), ["watchdog"], "no watchdog"),
+        (snapshot(periodic_jobs=(cron_job("digest"),)), ["watchdog"], "no watchdog"),
+        (asked_for(snapshot(), periodic_jobs=("digest",)), ["watchdog"], "no watchdog"),
+        (snapshot(periodic_jobs=(cron_job(failures_in_a_row=1),)), ["watchdog"], "last look failed"),
+        (
+            snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 1500, next_due=NOW - 1200),)),
+            ["watchdog"], "has not looked for 25 min (due every 5 min)",
+        ),
+        (snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 900, next_due=NOW - 600),)), [], ""),
+        (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
+        (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
+        (asked_for(MINUTES, resubmits=True), [], ""),
+        (dataclasses.replace(asked_for(MINUTES, resubmits=True), periodic_jobs=()), ["watchdog", "queue"], "covers"),
+        (dataclasses.replace(MINUTES, steps=steps(last=115_300)), [], ""),
+        (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
+        (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night
+        (
+            dataclasses.replace(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
+            ["watchdog", "recipients", "queue"], "no watchdog looks at the run; no one would be told; the queue covers",
+        ),
+    ],
+)  # fmt: skip
+def test_nobody_sleeps_without_a_watchdog_someone_to_tell_and_a_queue_for_the_night(
+    given: Snapshot, kinds: list[str], words: str
+) -> None:
+    found = answer(given, (), HEALTHY)
+    assert [need.kind for need in found.needs] == kinds
+    assert found.may_sleep is (not kinds) and words in found.text
+    assert ("You may sleep" in found.text) is (not kinds)
+
+
+def test_what_cannot_be_seen_is_no_reason_to_sleep() -> None:
+    for blind in ({"periodic_jobs": Unknown("no rights")}, {"jobs": Unknown("no answer")}):
+        assert answer(snapshot(**blind), (), HEALTHY).may_sleep is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_you_may_sleep_is_said_only_where_something_trains_or_will_by_itself(given: Snapshot) -> None:
+    findings = detect_all(given)
+    verdict = judge(given, findings)
+    if "You may sleep" in answer(given, findings, verdict).text:
+        assert verdict.word in {Word.HEALTHY, Word.STARTING, Word.QUEUED}
+        assert signs.active_jobs(given) or signs.startable_jobs(given)
 
 
 # ----------------------------------------------------------------------------- nodes
@@ -204,7 +251,7 @@ def test_file_systems_that_nobody_asked_for_have_no_row() -> None:
 
 # ----------------------------------------------------------------------------- periodic jobs
 def test_periodic_jobs_are_alive_late_or_failing() -> None:
-    assert list(periodic(snapshot())) == []
+    assert list(periodic(snapshot(periodic_jobs=()))) == []
     ((label, text, style),) = periodic(snapshot(periodic_jobs=(cron_job(), cron_job("digest", next_due=NOW + 9000))))
     assert (label, text, style) == ("periodic", "2 jobs alive, last pulse 10 min ago; next pulse in 50 min", "")
     late = cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR)
@@ -231,7 +278,8 @@ def test_every_open_alert_says_who_has_it() -> None:
 
 
 def test_no_alert_means_something_only_where_somebody_looks() -> None:
-    assert [text for _, text, _ in alerts(snapshot(), ())] == ["none open; no watchdog runs (tr11 cron install)"]
+    alone = snapshot(periodic_jobs=())
+    assert [text for _, text, _ in alerts(alone, ())] == ["none open; no watchdog looks at the run"]
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=(cron_job(),)), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=Unknown("away")), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(), Unknown("unreadable"))] == ["unknown: unreadable"]

@@ -19,6 +19,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    cron_job,
     ended,
     idle,
     pending,
@@ -28,20 +29,22 @@ from tests.tr11ops.status_cases import (
     with_facts,
     wordless,
 )
-from tests.tr11ops.test_status_care import FAULT, alert, cron_job, look
+from tests.tr11ops.test_status_care import FAULT, alert, look
 from tests.tr11ops.test_status_verdict import TABLE
 from tr11ops.backup.ledger import DrillRecord
 from tr11ops.cluster.base import Node
 from tr11ops.crontab.state import ChainState
 from tr11ops.detect.registry import detect_all
+from tr11ops.detect.runbooks import page_of
 from tr11ops.operation import CopyStatus, FilesystemRule, Hold
 from tr11ops.report.glyphs import bar, plain, shows_unicode, sparkline
-from tr11ops.report.status import Screen, render
+from tr11ops.report.status import Screen, badge_style, render
 from tr11ops.report.status_json import status_document
 from tr11ops.report.status_surroundings import AtWork, Surroundings
-from tr11ops.snapshot import Exclusion, KillSwitch, Snapshot, Unknown
+from tr11ops.snapshot import Attempt, Exclusion, KillSwitch, Snapshot, Unknown
+from tr11ops.training import LaunchEnd
 from tr11ops.units import duration, quantity, size
-from tr11ops.verdict import judge
+from tr11ops.verdict import Word, judge
 
 GOLDEN = Path(__file__).parent.parent / "data" / "status"
 AWAY = Unknown("squeue did not answer within 10 s")
@@ -397,3 +400,69 @@ def test_sizes_and_quantities() -> None:
         "97.8 B",
         "366.0 T",
     ]
+
+
+TWO = snapshot(
+    jobs=(running(start_time=NOW - HOUR),),
+    heartbeats=beats(age=HOUR),
+    steps=steps(age=HOUR),
+    nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),),
+    attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), wordless(failure="rank 3 on n09: NCCL error")),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 132])
+@pytest.mark.parametrize("height", [16, 23, 30, 50, 200])
+def test_a_low_screen_keeps_the_verdict_the_most_urgent_fault_and_counts_the_rest(height: int, width: int) -> None:
+    findings = detect_all(TWO)
+    assert [finding.severity.name for finding in findings].count("CRITICAL") == 2 and len(findings) > 2
+    shown = drawn(TWO, width, True, height).splitlines()
+    assert len(shown) <= height or width == 40  # the answer and the first fault alone take more there
+    assert shown[0].startswith(" STALLED") and "Do not sleep" in " ".join(shown[1:3])
+    text = " ".join(" ".join(shown).split())
+    assert findings[0].title in text and findings[0].fix in text and f"runbooks/{page_of('hung')}" in text
+    told = sum(" ".join(finding.title.split()) in text for finding in findings)
+    counted = re.search(r"and (\d+) more: ([^|]+)", text)
+    assert told + (int(counted[1]) if counted else 0) == len(findings)
+
+
+def test_two_faults_and_the_progress_fit_the_usual_terminal() -> None:
+    two = dataclasses.replace(
+        TWO, attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()), jobs=(running(), pending())
+    )
+    assert len(detect_all(two)) == 2
+    text = drawn(two, 80, True, 23)
+    words = " ".join(text.split())
+    for finding in detect_all(two):
+        assert finding.title in words and finding.fix in words and f"runbooks/{page_of(finding.detector)}" in words
+    assert "\nprogress " in text and "\njobs " in text and " more rows: " in text
+
+
+def test_green_is_only_what_lets_sleep() -> None:
+    for word in Word:
+        for may_sleep in (False, None):
+            assert "green" not in badge_style(word, may_sleep), word
+    assert "green" in badge_style(Word.HEALTHY, True)
+
+
+def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
+    text = drawn(snapshot(periodic_jobs=()), 80, True)
+    assert "\nDo not sleep yet: no watchdog looks at the run. Job 1000_7" in text
+    assert "\n  first    tr11 cron install\n" in text
+
+
+def test_a_relaunch_inside_the_attempt_is_told() -> None:
+    ends = (
+        LaunchEnd("1007", 1, NOW - HOUR, "n17 is lost", "launch 2 starts without it", ("n17",)),
+        LaunchEnd("1006", 1, NOW - DAY, "another attempt's"),
+    )
+    text = drawn(snapshot(launch_ends=ends), 80, True)
+    (line,) = [line for line in text.splitlines() if line.startswith("relaunch")]
+    assert line == "relaunch   1000_7  launch 2; launch 1 ended 1 h 00 min ago: n17 is lost; launch"
+    assert "another attempt's" not in text
+    assert "relaunch" not in drawn(snapshot(launch_ends=ends[1:]), 80, True)
+
+
+def test_name_and_time_stay_apart_on_a_narrow_terminal() -> None:
+    lines = drawn(snapshot(), 40, True).splitlines()
+    assert lines[:2] == [" HEALTHY  tr11-176B-ml / main", " 2022-05-01 12:00 UTC"]

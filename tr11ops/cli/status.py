@@ -27,9 +27,10 @@ from tr11ops.cli.common import (
     read_card,
     say,
 )
+from tr11ops.cli.terminal import NARROWEST, drawing_console, lines_to_fill
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from tr11ops.cluster.base import Overview
     from tr11ops.detect.finding import Finding
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
-NARROWEST, WIDEST = 40, 132
+WIDEST = 132
 SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get what it saw
 
 
@@ -128,8 +129,8 @@ def status(  # options of a command line: typer calls it by name
     if as_json:
         print(json.dumps(look.document(), indent=1, allow_nan=False))
     else:
-        console = _console()
-        console.print(look.screen(console.width))
+        console = drawing_console()
+        console.print(look.screen(console.width, lines_to_fill(console)))
     raise typer.Exit(look.verdict.exit_code)
 
 
@@ -156,7 +157,7 @@ class Look:
         from tr11ops.report.glyphs import shows_unicode
         from tr11ops.report.status import Screen, render
 
-        wide = min(WIDEST, max(NARROWEST, _console().width if width is None else width))
+        wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
         screen = Screen(wide, shows_unicode(os.environ, _encoding()), height=height)
         return render(self.snapshot, self.findings, self.verdict, screen, self.surroundings)
 
@@ -208,7 +209,7 @@ def _watch(view: View, seconds: float, as_json: bool) -> int:
     """Look again and again until Ctrl-C; returns the exit code of the last look."""
     from tr11ops.cli.status_watch import watch_lines, watch_live
 
-    console = _console()
+    console = drawing_console()
     if as_json or not console.is_terminal or console.is_dumb_terminal:
         return watch_lines(view.look, seconds, as_json, console)
     return watch_live(view.look, seconds, console)
@@ -296,9 +297,3 @@ class _Source:
 def _encoding() -> str:
     """The terminal's encoding; a live view puts a stand-in without one in place of `sys.stdout`."""
     return getattr(sys.__stdout__, "encoding", None) or "ascii"
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, emoji=False, markup=False)

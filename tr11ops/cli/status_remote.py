@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.terminal import NARROWEST, drawing_console
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from tr11ops.hub.outside import Outside, RemoteView
 
 WATCH_SECONDS = 300.0
 SHORTEST_WATCH_SECONDS = 30.0  # the hub is everybody's, and the run's news are hourly
-NARROWEST, WIDEST = 40, 132
+WIDEST = 132
 UNOBSERVED = 3
 
 
@@ -49,13 +50,11 @@ class RemoteLook:
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The screen for a terminal of this width; without one, for the one that this process has."""
-        from rich.console import Console
-
         from tr11ops.report.glyphs import shows_unicode
         from tr11ops.report.outside import render_outside
         from tr11ops.report.status_rows import Screen
 
-        wide = min(WIDEST, max(NARROWEST, Console().width if width is None else width))
+        wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
         encoding = getattr(sys.__stdout__, "encoding", None) or "ascii"
         return render_outside(self.view, Screen(wide, shows_unicode(os.environ, encoding), height=height))
 
@@ -100,7 +99,7 @@ def status_remote(
     if as_json:
         print(json.dumps(look.document(), indent=1, allow_nan=False))
     else:
-        console = _console()
+        console = drawing_console()
         console.print(look.screen(console.width))
     return look.exit_code
 
@@ -139,13 +138,7 @@ def _watch(eye: RemoteEye, first: RemoteLook, seconds: float, as_json: bool) -> 
     def look() -> RemoteLook:
         return ready.pop() if ready else eye.look()
 
-    console = _console()
+    console = drawing_console()
     if as_json or not console.is_terminal or console.is_dumb_terminal:
         return watch_lines(look, seconds, as_json, console)
     return watch_live(look, seconds, console)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, emoji=False, markup=False)

@@ -37,13 +37,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if remaining is not None:
         held = "" if covered is None else f", the queue holds {duration(covered)}"
         evidence.append(f"{duration(remaining)} of training are left{held}")
-    newest = max((*active, *waiting), key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0)
-    after = newest.array_id or newest.raw_id
     yield Finding(
         NAME,
         Severity.WARNING,
         title,
-        subject=after,
+        subject=signs.last_of_queue(snapshot),
         evidence=tuple(evidence),
-        fix=signs.command(snapshot, f"launch --array 1-10 --after {after}"),
+        fix=signs.launch_more(snapshot),
     )

@@ -1,4 +1,4 @@
-"""The run has excluded nearly as many nodes as it may, or has too few left: the next bad node stops it."""
+"""As many nodes are excluded as may be, or nearly, or too few are left; and bad nodes that the cap leaves in use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
+    bad_nodes,
     excluded_nodes,
     exclusions_allowed,
     nodes_of_partition,
@@ -22,10 +23,33 @@ NEEDS = ("exclusions", "nodes", "jobs")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is excluded.
 
-    CRITICAL when nothing runs and fewer nodes are left than one attempt needs (with a job running: WARNING).
+    CRITICAL when nothing runs and fewer nodes are left than one attempt needs (with a job running: WARNING). A WARNING
+    for each node that was found bad and could not be excluded any more.
     """
     if isinstance(snapshot.jobs, Unknown):
         return
+    yield from _left_in_use(snapshot)
+    yield from _near(snapshot)
+
+
+def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
+    allowed = exclusions_allowed(snapshot)
+    percent = snapshot.run.operation.exclusion_cap_percent
+    for node, why in sorted(bad_nodes(snapshot).items()):
+        yield Finding(
+            NAME,
+            Severity.WARNING,
+            f"{node} was found bad and is not excluded: the next attempt may get it",
+            subject=node,
+            evidence=(
+                *((why,) if why else ()),
+                f"resilience.exclusion_cap_percent = {percent:g} lets {allowed} be excluded at most",
+            ),
+            fix=signs.command(snapshot, f"nodes check {node}"),
+        )
+
+
+def _near(snapshot: Snapshot) -> Iterator[Finding]:
     excluded = excluded_nodes(snapshot)
     in_partition = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
     names = sorted(excluded & in_partition)
@@ -41,7 +65,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
     evidence = (
         f"excluded: {shown}",
-        f"{len(in_partition)} nodes, {usable} usable, {needed} needed, {allowed} may be excluded",
+        f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {allowed} may be excluded",
     )
     if short:
         title = f"{usable} nodes are left, {needed} are needed: no attempt can start"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tr11ops.cluster.base import Node
 from tr11ops.exclusions import most_exclusions
 from tr11ops.snapshot import Snapshot, Unknown, known
@@ -23,6 +25,22 @@ def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
 def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
     """The names on the run's own list; without those that only a queued job excludes."""
     return frozenset(entry.node for entry in known(snapshot.exclusions, ()) if entry.since is not None or entry.owner)
+
+
+def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
+    """Nodes that a recent launch found bad and that the cap keeps off the run's list, with why each is bad.
+
+    Below the cap a node that is not on the list has been let back in; empty also where the cap is not known.
+    """
+    allowed, excluded = exclusions_allowed(snapshot), excluded_nodes(snapshot)
+    if allowed is None or isinstance(snapshot.exclusions, Unknown):
+        return {}
+    names = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
+    if len(excluded & names) < allowed:
+        return {}
+    listed = {entry.node for entry in snapshot.exclusions}
+    ends = known(snapshot.launch_ends, ())
+    return {node: end.why for end in ends for node in end.blamed if node in names and node not in listed}
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:

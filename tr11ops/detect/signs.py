@@ -84,6 +84,19 @@ def queued_tasks(jobs: tuple[Job, ...]) -> int:
     return sum(max(1, len(job.pending_tasks)) for job in jobs)
 
 
+def last_of_queue(snapshot: Snapshot) -> str:
+    """The number of the newest job or array that runs or will start; "" where there is none."""
+    jobs = (*active_jobs(snapshot), *startable_jobs(snapshot))
+    newest = max(jobs, key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0, default=None)
+    return "" if newest is None else newest.array_id or newest.raw_id
+
+
+def launch_more(snapshot: Snapshot) -> str:
+    """The command that queues ten more tasks behind what runs and waits."""
+    after = last_of_queue(snapshot)
+    return command(snapshot, "launch --array 1-10" + (f" --after {after}" if after else ""))
+
+
 def tasks_to_come(snapshot: Snapshot) -> int:
     """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue shows."""
     living = {job.array_id or job.raw_id for job in (*active_jobs(snapshot), *startable_jobs(snapshot))}

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tr11ops.report.status_answer import NEEDS
 from tr11ops.verdict import STALLING, Word
 
 SCHEMA = 1
@@ -88,6 +89,7 @@ def published_status(
         "line": _line(word, findings),
         "exit_code": code if isinstance(code, int) and code in EXIT_CODES else 3,
         "may_sleep": document.get("may_sleep") if isinstance(document.get("may_sleep"), bool) else None,
+        "sleep_needs": needs_of(document.get("sleep_needs")),
         **{name: number(document.get(name)) for name in _NUMBERS},
         "progress_percent": 100.0 * done / total if done is not None and total else None,
         "last_step_time": stamp(document.get("last_step_time")),
@@ -221,6 +223,13 @@ def stamp(value: object) -> str | None:
 def word_of(value: object) -> Word:
     """One of the verdicts; UNKNOWN for anything else."""
     return Word(value) if isinstance(value, str) and value in set(Word) else Word.UNKNOWN
+
+
+def needs_of(value: object) -> list[str]:
+    """What is missing before a person may sleep, by its kind: from a status document, or as it was published."""
+    told = value if isinstance(value, list) else []
+    kinds = [table(entry).get("kind") if isinstance(entry, Mapping) else entry for entry in told]
+    return [kind for kind in NEEDS if kind in kinds]
 
 
 def _name(value: object) -> str | None:

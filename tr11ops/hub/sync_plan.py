@@ -22,7 +22,9 @@ MOST_BYTES = 20 << 30  # of one commit, unless one file alone has more
 LONGEST_PATH_BYTES = 1000
 LINE_SUFFIXES = (".txt", ".log", ".out", ".err", ".jsonl", ".csv", ".tsv")
 # of the published status: what makes it worth a commit of its own; ages and forecasts change with every look
-MATERIAL = ("run", "verdict", "exit_code", "may_sleep", "iteration", "attempts", "nodes", "findings", "unknown")
+MATERIAL = (
+    "run", "verdict", "exit_code", "may_sleep", "sleep_needs", "iteration", "attempts", "nodes", "findings", "unknown",
+)  # fmt: skip
 OVER = frozenset({"stopped", "finished"})  # verdicts after which nothing is expected
 RENEWED = 1.5  # intervals after which an unchanged status is published again: each second round, however late it is
 

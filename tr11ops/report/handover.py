@@ -147,7 +147,7 @@ def hand_over(material: Material, since: float, until: float, basis: str, coming
         until=until,
         basis=basis,
         verdict=material.verdict.word.value,
-        answer=answer(material.verdict, material.findings, material.surroundings.alerts).text,
+        answer=answer(snapshot, material.findings, material.verdict, material.surroundings).text,
         why=material.verdict.why,
         progress=_progress(material, since, until),
         incidents=tuple(_incidents(material, since, until)),

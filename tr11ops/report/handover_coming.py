@@ -50,7 +50,7 @@ def _queue(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Happened]
             moment = max(snapshot.time, job.start_time + limit)
             yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
     if covered and covered < left:
-        more = signs.command(snapshot, "launch")
+        more = signs.launch_more(snapshot)
         yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")
 
 

@@ -12,6 +12,8 @@ from tr11ops.journal import Entry, read_journal
 from tr11ops.report.goodput import Goodput, account
 from tr11ops.report.history import History, read_history
 from tr11ops.report.series import Series, read_series
+from tr11ops.report.status_answer import Answer, answer
+from tr11ops.report.status_surroundings import Surroundings
 from tr11ops.snapshot import Observed, Snapshot, Unknown
 from tr11ops.verdict import Verdict, judge
 
@@ -30,6 +32,7 @@ class Material:
     snapshot: Snapshot
     findings: tuple[Finding, ...]
     verdict: Verdict
+    answer: Answer
     history: History
     goodput: Goodput
     series: Observed[Series]
@@ -41,13 +44,14 @@ class Material:
 
 def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float) -> Material:
     """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
-    from tr11ops.alerts.reading import incidents
+    from tr11ops.alerts.reading import incidents, open_alerts
     from tr11ops.checkpoints.scan import list_rows
     from tr11ops.detect.registry import detect_all
     from tr11ops.observe import observe
 
     snapshot = observe(directory, facts, scheduler, now)
     findings = detect_all(snapshot)
+    verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal)
     history = read_history(directory, snapshot.jobs, ledger)
     latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
@@ -60,7 +64,8 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
     return Material(
         snapshot=snapshot,
         findings=findings,
-        verdict=judge(snapshot, findings),
+        verdict=verdict,
+        answer=answer(snapshot, findings, verdict, Surroundings(open_alerts(directory))),
         history=history,
         goodput=account(history, now),
         series=series,

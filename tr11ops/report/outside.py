@@ -13,7 +13,7 @@ from tr11ops.hub.outside import RemoteView
 from tr11ops.hub.published import SEVERITIES, number, table
 from tr11ops.report.glyphs import bar, plain, sparkline
 from tr11ops.report.outside_verdict import OutsideVerdict, judge_outside, time_of
-from tr11ops.report.status import STYLES
+from tr11ops.report.status import badge_style, heading
 from tr11ops.report.status_care import Row
 from tr11ops.report.status_rows import LABEL_WIDTH, SEVERITY_STYLES, Screen, clock
 from tr11ops.units import duration, quantity, size
@@ -37,15 +37,10 @@ def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
         return Text(plain(words, screen.unicode), style=style, overflow="fold")
 
     verdict = judge_outside(view)
-    head = Table.grid(expand=True)
-    head.add_column(overflow="fold")
-    head.add_column(justify="right", no_wrap=True)
-    title = text("")
     word, style = _badge(verdict)
-    title.append(f" {word} ", style)
-    title.append(plain(f" {_title(view)}", screen.unicode), "bold")
-    head.add_row(title, text(clock(view.time, screen), "dim"))
-    sentence = f"{_as_of(view, verdict, screen)} {verdict.line[:1].upper()}{verdict.line[1:]}."
+    head = heading(word, style, _title(view), view.time, screen)
+    said = f" {verdict.answer}." if verdict.answer else ""
+    sentence = f"{_as_of(view, verdict, screen)}{said} {verdict.line[:1].upper()}{verdict.line[1:]}."
     body = Table.grid(padding=(0, 1, 0, 0))
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
@@ -59,7 +54,7 @@ def _badge(verdict: OutsideVerdict) -> tuple[str, str]:
         return "STALE", "bold white on red"
     if verdict.word is None:
         return "LOG ONLY", "bold cyan"
-    return verdict.word.upper(), STYLES[verdict.word]
+    return verdict.word.upper(), badge_style(verdict.word, verdict.may_sleep)
 
 
 def _title(view: RemoteView) -> str:

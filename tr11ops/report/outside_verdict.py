@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from tr11ops.hub.log_end import LogEnd
 from tr11ops.hub.outside import RemoteView
-from tr11ops.hub.published import EXIT_CODES, number, stamp, word_of
+from tr11ops.hub.published import EXIT_CODES, needs_of, number, stamp, word_of
+from tr11ops.report.status_answer import published_answer
 from tr11ops.units import duration, finite, iso_time
 from tr11ops.verdict import Word
 
@@ -22,7 +24,8 @@ MISSED_INTERVALS = 3  # after so many nobody synchronises any more
 class OutsideVerdict:
     """The word (None where only the log speaks), how old the news is, whether it is too old, and what it comes to.
 
-    `age` in seconds, None where nothing says; `line` is a sentence without a full stop.
+    `age` in seconds, None where nothing says; `line` is a sentence without a full stop. `may_sleep` and `answer` are
+    the run's own; None and "" where it published none, or where it is too old to go by.
     """
 
     word: Word | None
@@ -31,6 +34,8 @@ class OutsideVerdict:
     is_stale: bool
     line: str
     exit_code: int
+    may_sleep: bool | None = None
+    answer: str = ""
 
 
 def judge_outside(view: RemoteView) -> OutsideVerdict:
@@ -50,14 +55,23 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
         line = f"nothing was synchronised for {duration(age)}: the run's sync is dead, or its cluster is"
         return OutsideVerdict(word, age, interval, stale, line, 1)
     if over:
-        return OutsideVerdict(word, age, interval, stale, "the training is finished", 0)
+        return OutsideVerdict(word, age, interval, stale, "the training is finished", 0, *_answer(published))
     if published is None:
         line = "the run publishes no status: its log alone tells" if view.log is not None else "nothing tells of it"
         return OutsideVerdict(None, age, interval, stale, line, 3 if age is None or view.log is None else 0)
     said, code = published.get("line"), published.get("exit_code")
     sentence = said[:200] if isinstance(said, str) and said else "the run says no more"
     exit_code = code if isinstance(code, int) and code in EXIT_CODES and age is not None else 3
-    return OutsideVerdict(word, age, interval, stale, sentence, exit_code)
+    return OutsideVerdict(word, age, interval, stale, sentence, exit_code, *_answer(published))
+
+
+def _answer(published: Mapping[str, Any] | None) -> tuple[bool | None, str]:
+    """What the run answered to "may I sleep?"; an older tr11, which asked for less, published no needs: no answer."""
+    if published is None or "sleep_needs" not in published:
+        return None, ""
+    told = published.get("may_sleep")
+    may_sleep = told if isinstance(told, bool) else None
+    return may_sleep, published_answer(may_sleep, word_of(published.get("verdict")), needs_of(published["sleep_needs"]))
 
 
 def outside_document(view: RemoteView) -> dict[str, Any]:
@@ -73,6 +87,8 @@ def outside_document(view: RemoteView) -> dict[str, Any]:
         "variants": list(view.facts.logs),
         "verdict": None if verdict.word is None else verdict.word.value,
         "line": verdict.line,
+        "may_sleep": verdict.may_sleep,
+        "answer": verdict.answer or None,
         "age_seconds": verdict.age,
         "interval_seconds": verdict.interval,
         "is_stale": verdict.is_stale,

@@ -66,6 +66,7 @@ class Page:
     name: str
     verdict: str
     verdict_class: str
+    answer: str
     why: str
     share: float | None
     progress: str

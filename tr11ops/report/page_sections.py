@@ -64,7 +64,8 @@ def page_of(material: Material, zone: tzinfo, with_charts: bool = True) -> Page:
     return Page(
         name=f"{snapshot.run.name} / {snapshot.run.variant}",
         verdict=material.verdict.word.value.upper(),
-        verdict_class=VERDICT_CLASSES[material.verdict.word],
+        verdict_class=_verdict_class(material),
+        answer=material.answer.text,
         why=material.verdict.why,
         share=share,
         progress=_progress(material, zone),
@@ -75,6 +76,12 @@ def page_of(material: Material, zone: tzinfo, with_charts: bool = True) -> Page:
             "This page needs no network: everything is inside the file.",
         ),
     )
+
+
+def _verdict_class(material: Material) -> str:
+    """Good news are shown as such only where a person may sleep."""
+    found = VERDICT_CLASSES[material.verdict.word]
+    return "warn" if found == "good" and material.answer.may_sleep is not True else found
 
 
 def clock(time: float | None, zone: tzinfo) -> str:

@@ -1,16 +1,44 @@
-"""May I sleep? The plain answer to a verdict, with who is at it already. Pure."""
+"""May a person sleep? The plain answer to a verdict, with what is missing for it, and who is at it already. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tr11ops.detect import signs
+from tr11ops.detect.cron_dead import BY_HAND, is_overdue
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Observed, Unknown, known
+from tr11ops.detect.periodic_job_failed import WATCHDOG, is_wanted
+from tr11ops.report.status_forecast import end_of
+from tr11ops.report.status_surroundings import Surroundings
+from tr11ops.snapshot import KillSwitch, Snapshot, Unknown, known
+from tr11ops.units import duration
 from tr11ops.verdict import Verdict, Word
 
 if TYPE_CHECKING:
     from tr11ops.alerts.book import Alert
+
+NIGHT_SECONDS = 12 * signs.HOUR  # a queue that lasts so long needs nobody before the morning
+UNKNOWN = "It cannot be told whether you may sleep"
+PERSON = "Do not sleep: a person is needed"
+DONE = "Nothing is left to train"
+NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED = "watchdog", "recipients", "queue", "resume"
+NEEDS = {  # each kind of need, in words that name nobody: what is published says them too
+    NO_WATCHDOG: "no watchdog looks at the run",
+    NO_RECIPIENTS: "no one would be told",
+    SHORT_QUEUE: "the queue does not last the night",
+    STOPPED: "nothing trains until it is resumed",
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is missing before a person may sleep. `kind` is a key of NEEDS; `fix` is a command, or what to set."""
+
+    kind: str
+    text: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -19,34 +47,117 @@ class Answer:
 
     may_sleep: bool | None
     text: str
+    needs: tuple[Need, ...] = ()
 
 
-def answer(verdict: Verdict, findings: tuple[Finding, ...], alerts: Observed[tuple[Alert, ...]]) -> Answer:
-    """A verdict that needs a person, or a critical finding, says no; what is lesser waits for the morning.
+def answer(
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    verdict: Verdict,
+    surroundings: Surroundings = Surroundings(),  # noqa: B008  frozen
+) -> Answer:
+    """Whether nobody is needed before the morning: nothing is wrong, the training goes on, and a fault would be told.
 
+    A verdict that needs a person, or a critical finding, says no. So does the lack of a living watchdog, of someone
+    whom it tells, and of a queue that lasts NIGHT_SECONDS or to the end. What is lesser waits for the morning.
     A fault that somebody has acknowledged or owns is still a fault, but somebody is up.
     """
     if verdict.word is Word.UNKNOWN:
-        return Answer(None, "It cannot be told whether you may sleep")
+        return Answer(None, UNKNOWN)
+    trouble = _trouble(findings, verdict, surroundings)
+    if trouble:
+        return Answer(False, trouble)
+    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
+    lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning" if warnings else ""
+    if verdict.word is Word.FINISHED:
+        return Answer(True, f"{DONE}{lesser}")
+    if verdict.word is Word.STOPPED:
+        need = Need(STOPPED, NEEDS[STOPPED], signs.command(snapshot, "resume"))
+        return Answer(False, f"It is stopped: {need.text}", (need,))
+    return _going_on(snapshot, surroundings, lesser)
+
+
+def _trouble(findings: tuple[Finding, ...], verdict: Verdict, surroundings: Surroundings) -> str:
+    """What a person must get up for, and who has it; "" where nothing is critical."""
+    alerts = known(surroundings.alerts, ())
     critical = [finding for finding in findings if finding.severity is Severity.CRITICAL]
     if verdict.exit_code or critical:
-        owner = _owner(critical, known(alerts, ()))
-        return Answer(
-            False, f"{owner} has it; if that is you, stay up" if owner else "Do not sleep: a person is needed"
-        )
-    open_ones = [alert for alert in known(alerts, ()) if alert.severity is Severity.CRITICAL]
+        owner = _owner(critical, alerts)
+        return f"{owner} has it; if that is you, stay up" if owner else PERSON
+    open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
     if open_ones and not all(_who(alert) for alert in open_ones):
-        return Answer(False, "Not yet: a critical alert is open and nobody has it")
-    blind = " (alerts are unknown)" if isinstance(alerts, Unknown) else ""
-    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
-    if warnings:
-        return Answer(True, f"You may sleep; {warnings} warning{'s' * (warnings > 1)} can wait for the morning{blind}")
-    return Answer(True, f"You may sleep{blind}")
+        return "Not yet: a critical alert is open and nobody has it"
+    return ""
 
 
+def _going_on(snapshot: Snapshot, surroundings: Surroundings, lesser: str) -> Answer:
+    """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
+    hidden = next((value.why for value in (snapshot.jobs, snapshot.periodic_jobs) if isinstance(value, Unknown)), None)
+    if hidden is not None:
+        return Answer(None, f"{UNKNOWN} ({hidden})")
+    needs = tuple(_needs(snapshot, surroundings))
+    if needs:
+        return Answer(False, f"Do not sleep yet: {'; '.join(need.text for need in needs)}", needs)
+    blind = " (alerts are unknown)" if isinstance(surroundings.alerts, Unknown) else ""
+    return Answer(True, f"You may sleep{lesser}{blind}")
+
+
+def published_answer(may_sleep: bool | None, word: Word, kinds: Iterable[str]) -> str:
+    """The answer as it may be published: a sentence without a full stop that names no node, person or folder."""
+    words = "; ".join(NEEDS[kind] for kind in kinds)
+    if may_sleep is None:
+        return UNKNOWN
+    if may_sleep:
+        return DONE if word is Word.FINISHED else "You may sleep"
+    return f"Do not sleep yet: {words}" if words else PERSON
+
+
+# ----------------------------------------------------------------------------- what is missing
+def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
+    fault = watchdog_fault(snapshot)
+    if fault:
+        yield Need(NO_WATCHDOG, fault, signs.command(snapshot, "cron install"))
+    if not snapshot.run.operation.has_recipients:
+        yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
+    if isinstance(snapshot.pause, KillSwitch):
+        words = "the run is paused, so nothing trains after this task"
+        yield Need(STOPPED, words, signs.command(snapshot, "resume"))
+    elif not (snapshot.run.operation.resubmits and not fault):
+        short = _short_queue(snapshot, surroundings)
+        if short:
+            yield Need(SHORT_QUEUE, short, signs.launch_more(snapshot))
+
+
+def watchdog_fault(snapshot: Snapshot) -> str:
+    """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on record, it did not fail,
+    and by its own interval the next one is not overdue. A look that a person made is no watchdog."""
+    jobs = [job for job in known(snapshot.periodic_jobs, ()) if job.name == WATCHDOG and is_wanted(snapshot, job)]
+    if not jobs or jobs[0].way in BY_HAND:
+        return NEEDS[NO_WATCHDOG]
+    watchdog = jobs[0]
+    if is_overdue(watchdog, snapshot.time):
+        since, every = duration(snapshot.time - watchdog.started), duration(watchdog.interval_seconds)
+        return f"the watchdog has not looked for {since} (due every {every})"
+    return "the watchdog's last look failed" if watchdog.failures_in_a_row else ""
+
+
+def _short_queue(snapshot: Snapshot, surroundings: Surroundings) -> str:
+    """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
+    if signs.life_outside(snapshot) is not None and not signs.active_jobs(snapshot):
+        return "it trains outside the scheduler, so nothing starts it again"
+    covered, end = signs.queue_coverage_seconds(snapshot), end_of(snapshot, surroundings.course)
+    if covered is None:  # a task without a limit
+        return ""
+    if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):
+        return ""
+    left = "" if end is None else f" of the {duration(end.earliest)} left"
+    return f"the queue covers {duration(covered)}{left}"
+
+
+# ----------------------------------------------------------------------------- who has it
 def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
-    """Who has all that is critical; "" as soon as one thing has nobody."""
-    if not alerts or not critical:
+    """Who has all that is critical; "" where some of it is nobody's."""
+    if not critical:
         return ""
     from tr11ops.alerts.fingerprint import fingerprint
 

@@ -12,8 +12,10 @@ from tr11ops.detect import signs
 from tr11ops.detect.backup_overdue import missing_copies
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Severity
+from tr11ops.detect.nodes_left import bad_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.operation import CopyStatus
+from tr11ops.report.status_answer import watchdog_fault
 from tr11ops.report.status_surroundings import SYNC, Surroundings, node_use
 from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown, known
 from tr11ops.units import duration
@@ -52,7 +54,11 @@ def nodes(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Row]:
         parts.append("none excluded")
     else:
         parts.append(f"{len(excluded)} excluded: {_named(excluded)}")
-    yield "nodes", "; ".join(parts), "magenta" if use is None or isinstance(excluded, Unknown) else ""
+    bad = sorted(bad_nodes(snapshot))
+    if bad:
+        parts.append(f"bad but not excluded: {', '.join(bad)}")
+    style = "magenta" if use is None or isinstance(excluded, Unknown) else "yellow" if bad else ""
+    yield "nodes", "; ".join(parts), style
 
 
 def _named(excluded: tuple[Exclusion, ...]) -> str:
@@ -202,13 +208,8 @@ def alerts(snapshot: Snapshot, seen: Observed[tuple[Alert, ...]]) -> Iterator[Ro
         yield "alerts", f"unknown: {seen.why}", "magenta"
         return
     if not seen:
-        jobs = snapshot.periodic_jobs
-        alone = not isinstance(jobs, Unknown) and all(job.name != "pulse" for job in jobs)
-        yield (
-            "alerts",
-            "none open" + (f"; no watchdog runs ({signs.command(snapshot, 'cron install')})" if alone else ""),
-            "",
-        )
+        fault = "" if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_fault(snapshot)
+        yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
         owner = alert.owner or alert.acknowledged_by

@@ -10,6 +10,7 @@ from tr11ops.cluster.base import Job
 from tr11ops.detect import signs
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
+from tr11ops.detect.runbooks import page_of
 from tr11ops.operation import CopyStatus
 from tr11ops.report.status_answer import answer
 from tr11ops.report.status_care import copies_missing, damaged_copies, forecast_of
@@ -33,7 +34,7 @@ def status_document(
     steps = known(snapshot.steps, ())
     last = steps[-1].record if steps else None
     remaining = signs.remaining_seconds(snapshot)
-    said = answer(verdict, findings, surroundings.alerts)
+    said = answer(snapshot, findings, verdict, surroundings)
     return {
         "schema": SCHEMA,
         "time": iso_time(snapshot.time),
@@ -46,6 +47,7 @@ def status_document(
         "exit_code": verdict.exit_code,
         "may_sleep": said.may_sleep,
         "answer": said.text,
+        "sleep_needs": [{"kind": need.kind, "text": need.text, "fix": need.fix} for need in said.needs],
         "scheduler": snapshot.scheduler or None,
         "jobs": None if isinstance(snapshot.jobs, Unknown) else [_job(job) for job in snapshot.jobs],
         "nodes": _nodes(snapshot),
@@ -89,6 +91,7 @@ def status_document(
             {
                 "detector": finding.detector, "severity": finding.severity.name.lower(), "title": finding.title,
                 "subject": finding.subject, "evidence": list(finding.evidence), "fix": finding.fix or None,
+                "runbook": page_of(finding.detector),
             }
             for finding in findings
         ],

@@ -11,6 +11,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.runbooks import page_of
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
 from tr11ops.report.glyphs import bar, sparkline
 from tr11ops.report.status_care import Row, care_rows, nodes
@@ -54,6 +55,7 @@ def detail_rows(snapshot: Snapshot, surroundings: Surroundings, verdict: Verdict
     yield "", "", ""
     yield from _jobs(snapshot, surroundings)
     yield from nodes(snapshot, surroundings)
+    yield from _relaunch(snapshot)
     yield from _attempts(snapshot)
     yield from _checkpoint(snapshot)
     yield from _next_save(snapshot)
@@ -61,15 +63,14 @@ def detail_rows(snapshot: Snapshot, surroundings: Surroundings, verdict: Verdict
     yield from _switch(snapshot, screen)
 
 
-def finding_rows(findings: tuple[Finding, ...]) -> Iterator[Row]:
-    """What is wrong, the evidence, and what to type; each after an empty line."""
-    for finding in findings:
-        yield "", "", ""
-        yield finding.severity.name, finding.title, SEVERITY_STYLES[finding.severity]
-        for line in finding.evidence:
-            yield "", line, ""
-        if finding.fix:
-            yield "  type", finding.fix, "bold"
+def finding_rows(finding: Finding, with_evidence: bool = True) -> list[Row]:
+    """What is wrong, the evidence, what to type, and the page that explains it."""
+    rows: list[Row] = [(finding.severity.name, finding.title, SEVERITY_STYLES[finding.severity])]
+    if with_evidence:
+        rows += [("", line, "") for line in finding.evidence]
+    if finding.fix:
+        rows.append(("  type", finding.fix, "bold"))
+    return [*rows, ("  read", f"runbooks/{page_of(finding.detector)}", "")]
 
 
 def unknown_rows(snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Row]:
@@ -198,6 +199,19 @@ def _job_line(snapshot: Snapshot, job: Job) -> str:
             f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}"
         )
     return "  ".join(parts)
+
+
+def _relaunch(snapshot: Snapshot) -> Iterator[Row]:
+    """Where the running attempt has started its workers again: which launch it is, and why the one before ended."""
+    for job in signs.active_jobs(snapshot):
+        ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id in signs.identifiers(job)]
+        if not ends or signs.marker_of(snapshot, signs.identifiers(job)) is not None:
+            continue
+        last = ends[-1]
+        why = "; ".join(filter(None, (last.why, last.decision)))
+        ago = duration(max(0.0, snapshot.time - last.time))
+        words = f"{job.job_id}  launch {last.launch + 1}; launch {last.launch} ended {ago} ago"
+        yield "relaunch", f"{words}: {why}" if why else words, "yellow"
 
 
 def _attempts(snapshot: Snapshot) -> Iterator[Row]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import signs
+from tr11ops.detect.nodes_left import bad_nodes
 from tr11ops.evidence import observed
 from tr11ops.report.status_forecast import Stretch, course_of
 from tr11ops.report.status_samples import Rates, best_rates
@@ -129,6 +130,7 @@ def node_use(snapshot: Snapshot, surroundings: Surroundings) -> NodeUse | None:
     used = len(held & set(launch)) if launch is not None else min(len(held), snapshot.run.nodes or len(held))
     excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
     # a node that was found bad in this allocation is held, but is no spare
-    spare = held - set(launch or ()) - {entry.node for entry in excluded or ()}
+    bad = {entry.node for entry in excluded or ()} | bad_nodes(snapshot).keys()
+    spare = held - set(launch or ()) - bad
     free = len(spare) if launch is not None else max(0, len(held) - used)
     return NodeUse(used, free, None if excluded is None else len(excluded))

@@ -61,7 +61,10 @@ from tr11ops.detect import (
 )
 from tr11ops.detect.finding import Finding
 from tr11ops.operation import CopyStatus, Hold, LeastUsed, ShutFolder
+from tr11ops.report.status_care import nodes as row_of_nodes
+from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
 from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot
+from tr11ops.training import LaunchEnd
 
 
 def test_a_clean_operation_has_no_findings() -> None:
@@ -72,6 +75,23 @@ def test_a_card_that_asks_for_nothing_is_never_told_anything() -> None:
     bare = snapshot(submissions=(SUBMITTED,), usage=(usage(99.0),), least_used=(LeastUsed("data", Path("/a"), 0.0),))
     spoken = {finding.detector for finding in registry.detect_all(bare)}
     assert not spoken & {detector.NAME for detector in OPERATION}
+
+
+BAD = (LaunchEnd("1007", 1, NOW - HOUR, "Xid 79 on n20", "launch 2 starts without it", ("n20",)),)
+
+
+def test_a_bad_node_that_the_cap_leaves_in_use_is_named_and_is_no_spare() -> None:
+    held = running(nodes=tuple(f"n{number:02d}" for number in range(1, 51)), node_count=50)
+    seen: dict[str, Any] = {"exclusions": (), "nodes": nodes(50), "jobs": (held, pending()), "launch_ends": BAD}
+    launched = tuple(node for node in held.nodes if node not in {"n20", "n50"})
+    assert node_use(operated(**seen), Surroundings(launch_nodes=launched)) == NodeUse(48, 2, 0)
+    capped = operated(facts=facts(allocated_nodes=50), **seen)
+    assert node_use(capped, Surroundings(launch_nodes=launched)) == NodeUse(48, 1, 0)
+    (finding,) = exclusion_cap.detect(capped)
+    assert finding.subject == "n20" and finding.title.startswith("n20 was found bad and is not excluded")
+    assert "Xid 79 on n20" in finding.evidence and finding.fix.endswith("nodes check n20")
+    ((_, text, _),) = row_of_nodes(capped, Surroundings(launch_nodes=launched))
+    assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
 
 
 # what is wrong, what is seen, which detector, what it says
@@ -220,6 +240,10 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("too few left, one trains", operated(exclusions=excluded(2), nodes=nodes(bad=3)), exclusion_cap, ["WARNING"]),
     ("too few left", queued(exclusions=excluded(2), nodes=nodes(bad=3)), exclusion_cap, ["CRITICAL"]),
     ("none excluded, no room", operated(exclusions=(), nodes=nodes(48)), exclusion_cap, []),
+    ("a bad one beyond four", operated(exclusions=excluded(4), launch_ends=BAD), exclusion_cap, ["WARNING"] * 2),
+    ("a bad one, no room for any", operated(exclusions=(), nodes=nodes(48), launch_ends=BAD), exclusion_cap, ["WARNING"]),
+    ("a bad one, let in again below the cap", operated(exclusions=excluded(2), launch_ends=BAD), exclusion_cap, []),
+    ("a bad one that is excluded", operated(exclusions=excluded(40), launch_ends=BAD), exclusion_cap, ["WARNING"]),
     ("excluded by a queued job alone", operated(exclusions=(Exclusion("n01", "excluded by job 9"),)), exclusion_cap, []),
     ("nodes unknown", operated(exclusions=excluded(4), nodes=UNKNOWN), exclusion_cap, []),
     ("due this morning", operated(exclusions=excluded(1, NOW - 4 * HOUR)), exclusion_due, []),

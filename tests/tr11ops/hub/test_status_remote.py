@@ -63,7 +63,7 @@ def test_a_healthy_run_on_one_screen(hub: Hub) -> None:
     shown = screen_of(view)
     assert judge_outside(view).exit_code == 0
     for words in (
-        "HEALTHY  tr11-176B-ml / main", "As of 2022-05-01 12:00 UTC, 42 min ago. The training runs.", "31,219 / 115,311  27.0 %",
+        "HEALTHY  tr11-176B-ml / main", "As of 2022-05-01 12:00 UTC, 42 min ago. You may sleep. The", "training runs.", "31,219 / 115,311  27.0 %",
         "2.3000", "105.00 s/iteration; 149.5 TFLOPs", "63.9 M samples, 130.9 B tokens", "1 running on 48 nodes, 3 waiting",
         "global_step31200, 33 min old then", "91.0 % of the held node time", "ends at iteration 31,219, 30 s before that look",
         "big/logs at commit c0ffee01",

@@ -1,0 +1,27 @@
+"""The terminal that a screen is drawn on: a console that always has room, whatever COLUMNS and LINES say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROWEST, USUAL = 40, 80
+
+
+def drawing_console() -> Console:
+    """Standard output without markup. COLUMNS=0 is no width: 80 is taken; less than 40 is drawn as 40."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    width = console.width
+    if width < NARROWEST:
+        console.width = NARROWEST if width > 0 else USUAL
+    return console
+
+
+def lines_to_fill(console: Console) -> int | None:
+    """Lines of a screen that leaves its first line in sight above the prompt; None where nothing scrolls away."""
+    height = console.height
+    return height - 1 if console.is_terminal and not console.is_dumb_terminal and height > 1 else None
