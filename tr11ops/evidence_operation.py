@@ -115,12 +115,16 @@ def _wanted_jobs(card: RunCard) -> tuple[str, ...] | None:
 
 def _used_files(card: RunCard) -> Iterator[Path]:
     from tr11ops.launch.datasets import prefixes_of
+    from tr11ops.launch.tokenizer import tokenizer_place, workers_environment
 
     found = observed(lambda: prefixes_of(card.data))
     for prefix in card.data.prefixes if isinstance(found, Unknown) else found:
         yield Path(f"{prefix}.bin")
         yield Path(f"{prefix}.idx")
-    for text in (card.tokenizer.path, card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
+    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
+    if isinstance(tokenizer, Path):
+        yield tokenizer
+    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
         if text is not None:
             yield Path(text)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from tr11ops.runcard_addresses import expand_addresses
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_copies import BackupSection, HubSection
 from tr11ops.runcard_load import (
@@ -25,7 +26,7 @@ from tr11ops.runcard_load import (
     secret_values,
     unusable_values,
 )
-from tr11ops.runcard_sections import RehearsalSection, ResilienceSection, SlurmSection
+from tr11ops.runcard_sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
 from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
@@ -41,6 +42,7 @@ __all__ = [
     "CronSection",
     "FilesystemSection",
     "HubSection",
+    "PermsSection",
     "RehearsalSection",
     "ResilienceSection",
     "RunCard",
@@ -80,6 +82,7 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
         ("filesystems", "path"),
+        ("perms", "folders"),
     }
 )
 SECRET_FILE_KEYS: frozenset[Key] = frozenset(
@@ -102,6 +105,7 @@ class RunCard(TrainerConfig):
     alerts: AlertsSection = AlertsSection()
     watch: WatchSection = WatchSection()
     cron: CronSection = CronSection()
+    perms: PermsSection = PermsSection()
     filesystems: list[FilesystemSection] = Field(default=[])
     rehearsal: RehearsalSection | None = None
 
@@ -180,8 +184,9 @@ def load_card(
     _raise_if(unusable_values(tables, SHELL_KEYS), source)
     tables, problems = apply_overrides(tables, overrides, RunCard)
     _raise_if(unusable_values(tables, SHELL_KEYS), source)
+    tables, empty = expand_addresses(tables, variables, keep_undefined)
     tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
-    problems += undefined + unusable_values(tables, SHELL_KEYS)
+    problems += empty + undefined + unusable_values(tables, SHELL_KEYS)
     problems += secret_values(tables, SECRET_FILE_KEYS)
     tables = make_absolute(tables, PATH_KEYS, directory or Path.cwd(), variables)
     return _checked(tables, problems, source)

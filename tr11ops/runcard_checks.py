@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LONG_ATTEMPT_SECONDS = 4 * 3600
 MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
 MARGIN_SECONDS = 60
+SIGNAL_SLACK_SECONDS = 60  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
 
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,7 +57,7 @@ def card_warnings(card: RunCard) -> list[Problem]:
             rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
             return [Problem("run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}")]
         return []
-    margin = limit - minutes * 60
+    margin = max(limit - minutes * 60, (early or 0) - SIGNAL_SLACK_SECONDS)
     evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
     wanted = MARGIN_WITH_EVALUATION_SECONDS if evaluates else MARGIN_SECONDS
     if margin >= wanted:

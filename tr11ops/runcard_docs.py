@@ -20,7 +20,8 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
 
 - **Numbers** may carry underscores (`220_000_000`). Text is never read as a number, nor a number as text.
 - **Variables**: `$NAME` and `${NAME}` in strings are replaced from the environment; an undefined one is refused;
-  `$$` is a dollar sign. `slurm.setup` is left alone: it is shell, and the node expands it.
+  `$$` is a dollar sign. `slurm.setup` is left alone: it is shell, and the node expands it. A variable that is a whole
+  entry of `alerts.recipients` or `alerts.rota` may hold several addresses, with commas between them.
 - **Paths** may be relative: they are taken from the folder in which the command is typed, not from the card's folder,
   because a card is shared and a run is not. `~/` is your home. These keys are paths: PATH_KEYS.
 - **Overrides**: `--set section.key=value`, as often as needed; the value is TOML, or text where it is not.

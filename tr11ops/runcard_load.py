@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from trainer.config import CardError, Problem, nearest
 from trainer.config_base import has_secret
+from trainer.hub_files import is_hub_id
 
 Key = tuple[str | int, ...]
 
@@ -232,6 +233,7 @@ def _undefined_problem(name: str, uses: Sequence[tuple[Key, str]]) -> Problem:
     return Problem(dotted(key), value, rule, f"export {name}=... or write the value")
 
 
+HUB_KEYS: frozenset[Key] = frozenset({("tokenizer", "path")})  # a path, or OWNER/NAME on the hub
 GROUP_KEYS: frozenset[Key] = frozenset({("data", "train_group"), ("data", "valid_groups"), ("data", "test_groups")})
 
 
@@ -245,6 +247,8 @@ def make_absolute(
         if isinstance(value, str) and plain in GROUP_KEYS:
             return _absolute_group(value, directory)
         if not isinstance(value, str) or not value or plain not in path_keys:
+            return value
+        if plain in HUB_KEYS and is_hub_id(value, directory):
             return value
         if value.startswith("~/") and environment.get("HOME"):
             value = environment["HOME"] + value[1:]

@@ -101,6 +101,15 @@ class ResilienceSection(Section):
     )
 
 
+class PermsSection(Section):
+    """[perms]: who may read and write the files of the run, for `tr11 perms`."""
+
+    group: Word | None = Field(
+        default=None, description="the Unix group that all files should have; default: that of each folder itself"
+    )
+    folders: list[str] = Field(default=[], description="looked at too, beside the run directory: code, archives")
+
+
 class RehearsalSection(Section):
     """[rehearsal]: a stand-in takes the trainer's place, to try the operation on a twin. Times are the trainer's."""
 

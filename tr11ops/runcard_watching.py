@@ -18,7 +18,9 @@ class AlertsSection(Section):
     """[alerts]: who hears of trouble, and when. Delivery URLs hold secrets, so they are in files of their own."""
 
     recipients: list[MailAddress] = Field(
-        default=[], description="mail addresses that get alerts; with a rota, what nobody on it has acknowledged"
+        default=[],
+        description="mail addresses that get alerts; with a rota, what nobody on it has acknowledged; "
+        '"$NAME" may hold several, with commas',
     )
     rota: list[MailAddress] = Field(
         default=[], description="people on call, in turn; alerts go to who is on duty, then to the next"

@@ -7,6 +7,11 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 
+def shipped_root() -> Path:
+    """The folder that holds slurm/, runbooks/ and cron/; $TR11_SHIPPED for the set-up lines of a card."""
+    return shipped("slurm").parent
+
+
 def shipped(*parts: str) -> Path:
     """Path of a shipped file or folder, e.g. `shipped("slurm", "train.sbatch.j2")`.
 

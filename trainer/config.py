@@ -95,7 +95,7 @@ class TrainerConfig(Section):
 
     @property
     def paths(self) -> RunPaths:
-        return RunPaths(Path(self.run.directory), self.run.name, self.run.variant)
+        return RunPaths(Path(self.run.directory), self.run.name, self.run.variant, self.logging.folder or "")
 
     @property
     def kill_switch(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -90,6 +91,11 @@ class EvaluationSection(Section):
     )
 
 
+def data_set_name(prefix: str) -> str:
+    """The name of a data set among others: that of its folder, which is its language or source. May be ""."""
+    return PurePath(prefix).parent.name
+
+
 class DataSection(Section):
     """[data]: indexed datasets (`PREFIX.bin`, `PREFIX.idx`).
 
@@ -99,6 +105,10 @@ class DataSection(Section):
     prefixes: list[str] = Field(default=[], description="paths without extension")
     weights: list[float] | None = Field(default=None, description="one per prefix; default: by their sizes")
     split: str = Field(default="949,50,1", description="shares of train, validation, test of `prefixes`")
+    validate_each: bool = Field(
+        default=False,
+        description="with prefixes: a validation loss of each data set too, called valid_ and its folder's name",
+    )
     train_group: str | None = Field(default=None, description="the training mixture as one group")
     valid_groups: list[str] = Field(default=[], description="validation mixtures; each has its own loss")
     test_groups: list[str] = Field(default=[], description="test mixtures")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from trainer.config import Problem, TrainerConfig
+from trainer.config_data import data_set_name
+
+# Of a group of data: it becomes part of file names, of log lines and of chart names.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def data_problems(config: TrainerConfig) -> list[Problem]:
@@ -31,6 +36,8 @@ def _source_problems(config: TrainerConfig) -> Iterator[Problem]:
         yield Problem("data.prefixes", None, "is empty, and there are no groups", "name what is trained on")
     if data.uses_groups and data.weights is not None:
         yield Problem("data.weights", data.weights, "belongs to data.prefixes", "remove it; groups have weights")
+    if data.validate_each:
+        yield from _each_problems(config)
     if data.uses_groups and config.evaluation.iterations and not (data.valid_groups or data.valid_groups_file):
         yield Problem(
             "data.valid_groups",
@@ -38,6 +45,22 @@ def _source_problems(config: TrainerConfig) -> Iterator[Problem]:
             "is needed by evaluation.iterations",
             "add data.valid_groups, or set evaluation.iterations = 0",
         )
+
+
+def _each_problems(config: TrainerConfig) -> Iterator[Problem]:
+    """Each data set has a name of its own, and something to be validated on."""
+    data = config.data
+    if data.uses_groups:
+        yield Problem("data.validate_each", True, "belongs to data.prefixes", "remove it; groups are named")
+        return
+    names = [data_set_name(prefix) for prefix in data.prefixes]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if not all(NAME.fullmatch(name) for name in names):
+        rule = "names each validation set after its data set's folder, and one of them has no such name"
+        yield Problem("data.validate_each", True, rule, "use letters, digits, '.', '_' and '-' in names of folders")
+    elif double is not None:
+        rule = f"names each validation set after its data set's folder, and two are in folders called {double!r}"
+        yield Problem("data.validate_each", True, rule, "keep each data set in a folder of its own")
 
 
 def _share_problems(config: TrainerConfig) -> Iterator[Problem]:

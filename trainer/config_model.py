@@ -109,7 +109,9 @@ class TokenizerSection(Section):
     type: Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"] = Field(
         default="huggingface", description="which files describe it"
     )
-    path: str | None = Field(default=None, description="folder with tokenizer.json (huggingface)")
+    path: str | None = Field(
+        default=None, description="huggingface: folder with tokenizer.json, or OWNER/NAME on the hub"
+    )
     vocabulary_file: str | None = Field(default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)")
     merges_file: str | None = Field(default=None, description="merges.txt (gpt2_bpe)")
     vocabulary_size: int | None = Field(

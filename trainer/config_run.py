@@ -55,6 +55,11 @@ class LoggingSection(Section):
     """[logging]: what is written, and how often."""
 
     interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS, description="iterations per log line")
+    folder: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}-logs$",
+        description="name of the folder of logs in the run directory, ends in -logs; default: NAME-logs",
+    )
     tensorboard: bool = Field(default=True, description="write TensorBoard events")
     tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush")
     params_norm: bool = Field(default=False, description="log the norm of all weights")

@@ -41,11 +41,13 @@ class RunPaths:
     """Every path below a run's root that the trainer touches.
 
     `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually `main`).
+    `logs_folder` is the name of the folder of logs; "" means NAME-logs.
     """
 
     root: Path
     name: str
     variant: str
+    logs_folder: str = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -61,7 +63,7 @@ class RunPaths:
     @property
     def published(self) -> Path:
         """The folder that is mirrored to the hub: logs and TensorBoard events."""
-        return self.root / f"{self.name}-logs"
+        return self.root / (self.logs_folder or f"{self.name}-logs")
 
     @property
     def logs(self) -> Path:

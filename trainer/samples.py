@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch.distributed as dist
 
 from trainer.config import TrainerConfig
-from trainer.config_data import DataSection
+from trainer.config_data import DataSection, data_set_name
 from trainer.data.dataset import SampleSource
 from trainer.data.errors import DataError
-from trainer.data.groups import Group, parse_groups, read_groups_file
+from trainer.data.groups import Group, Member, parse_groups, read_groups_file
 from trainer.data.indexed import IndexedDataset
 from trainer.data.order import OrderName
 from trainer.data.sources import SPLITS, PlannedSource, Reading, plan_groups, plan_splits, weights_by_size
@@ -47,17 +47,17 @@ def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
     data = config.data
     evaluated = config.evaluation.iterations * config.batch.global_batch_size
     samples = {"train": config.batch.train_samples, "valid": evaluated, "test": evaluated if test else 0}
-    if data.uses_groups:
-        groups = {role: _groups_of(data, role) if samples[role] else () for role in SPLITS}
+    if data.uses_groups or data.validate_each:
+        read = _groups_of if data.uses_groups else _groups_of_split
+        groups = {role: read(data, role) if samples[role] else () for role in SPLITS}
         roles = {role: tuple(group.name for group in groups[role]) for role in SPLITS}
         names = [name for role in SPLITS for name in roles[role]]
         for name in names:
             if names.count(name) > 1:
                 raise DataError(f"data group {name} is used for two purposes; give each group a name of its own")
         return WantedData({group: samples[role] for role in SPLITS for group in groups[role]}, (), "", {}, roles)
-    weights = data.weights if data.weights is not None else weights_by_size(data.prefixes, data.implementation)
-    pairs = tuple(zip(weights, data.prefixes, strict=True))
-    return WantedData({}, pairs, data.split, samples, {role: (role,) if samples[role] else () for role in SPLITS})
+    roles = {role: (role,) if samples[role] else () for role in SPLITS}
+    return WantedData({}, _weighted(data), data.split, samples, roles)
 
 
 def _groups_of(data: DataSection, role: str) -> tuple[Group, ...]:
@@ -68,6 +68,26 @@ def _groups_of(data: DataSection, role: str) -> tuple[Group, ...]:
     if role == "train" and len(groups) != 1:
         raise DataError(f"{file} holds {len(groups)} groups, and the training reads exactly one: leave one in it")
     return groups
+
+
+def _weighted(data: DataSection) -> tuple[tuple[float, str], ...]:
+    """Weight and prefix of each data set; by their sizes where the card gives no weights."""
+    weights = data.weights if data.weights is not None else weights_by_size(data.prefixes, data.implementation)
+    return tuple(zip(weights, data.prefixes, strict=True))
+
+
+def _groups_of_split(data: DataSection, role: str) -> tuple[Group, ...]:
+    """The share of one purpose as the mixture of all prefixes; to validate, each of them by itself as well."""
+    shares = [float(share) for share in data.split.split(",")]
+    before = sum(shares[: SPLITS.index(role)])
+    start, end = before / sum(shares), (before + shares[SPLITS.index(role)]) / sum(shares)
+    if start == end:
+        return ()
+    mixture = [Member(weight, prefix, start, end) for weight, prefix in _weighted(data) if weight > 0]
+    groups = [Group(role, tuple(mixture))]
+    if role == "valid":
+        groups += [Group(f"valid_{data_set_name(part.prefix)}", (replace(part, weight=1.0),)) for part in mixture]
+    return tuple(groups)
 
 
 def plan_data(
@@ -95,8 +115,10 @@ def missing_test_share(config: TrainerConfig) -> str:
     if config.data.uses_groups:
         return ""
     wanted = wanted_data(config, test=True)
+    groups = {group: count for group, count in wanted.groups.items() if group.name in wanted.roles["test"]}
+    shares = {} if wanted.groups else {"test": wanted.samples["test"]}
     try:
-        plan_data(config, replace(wanted, samples={"test": wanted.samples["test"]}))
+        plan_data(config, replace(wanted, groups=groups, samples=shares))
     except DataError as error:
         return str(error)
     return ""

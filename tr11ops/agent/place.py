@@ -13,8 +13,8 @@ from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.evidence import read_exclusions
-from tr11ops.launch.margins import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard import RunCard
+from tr11ops.runcard_checks import SIGNAL_SLACK_SECONDS
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown
 

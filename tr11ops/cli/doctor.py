@@ -69,6 +69,7 @@ def _look(
     from tr11ops.launch.check import Level
     from tr11ops.launch.environment import environment_checks
     from tr11ops.launch.session import check_launch
+    from tr11ops.launch.setup import setup_checks
     from tr11ops.snapshot import known
 
     if run is None and not os.environ.get("TR11_RUN") and not (Path.cwd() / "tr11.toml").is_file():
@@ -78,13 +79,15 @@ def _look(
     job = prepare(run, overrides, scheduler, array=array, verify=verify)
     view = check_launch(job)
     site = known(view.facts.site, None)
-    machine = environment_checks(job.scheduler.name == "slurm", job.directory.root, site.version if site else "")
+    uses_slurm = job.scheduler.name == "slurm"
+    machine = environment_checks(uses_slurm, job.directory.root, site.version if site else "")
+    setup = setup_checks(job.card, uses_slurm, os.environ)
     # A run that is under way is no fault of anything; a launch of it would be refused all the same.
     healthy = (
         replace(check, level=Level.WARNING) if check.name == "queue" and check.level is Level.REFUSED else check
         for check in view.checks
     )
-    return job, [*machine, *healthy]
+    return job, [*machine, *setup, *healthy]
 
 
 def _answers(kind: str) -> Check:

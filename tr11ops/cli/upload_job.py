@@ -92,7 +92,9 @@ def job_of(
 
 def export_options(card: RunCard, tokenizer: Path | None) -> str:
     """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
-    named = tokenizer or (Path(card.tokenizer.path) if card.tokenizer.path is not None else None)
+    from tr11ops.launch.tokenizer import tokenizer_place, workers_environment
+
+    named = tokenizer or tokenizer_place(card, workers_environment(card, os.environ))
     source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
     tokens = card.tokenizer.model_dump(exclude={"path"})
     taken = json.dumps([card.model.model_dump(), tokens, source], sort_keys=True, default=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from tr11ops.launch.surroundings import (
     read_pause,
     read_traces,
 )
+from tr11ops.launch.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
@@ -74,14 +74,6 @@ class KillSwitchFacts:
     who: str = ""
     why: str = ""
     other_run: str = ""
-
-
-@dataclass(frozen=True)
-class TokenizerFacts:
-    """The tokenizer of the card. `size` is None where the card names none; `fault` says why it cannot be used."""
-
-    size: int | None = None
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,7 +162,7 @@ def observe_launch(
         place=look_at_place(directory),
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
-        tokenizer=_tokenizer(card) if has_data else TokenizerFacts(),
+        tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
         checkpoints=_observed(lambda: _checkpoints(directory, request.read_digests)),
         host=host_name(),
         site=ask(site) if site else None,
@@ -307,26 +299,6 @@ def owner_of_kill_switch(directory: RunDirectory) -> str:
     claim = _observed(lambda: read_json(kill_switch_claim(directory.kill_switch)))
     owner = str(claim.get("directory", "")) if isinstance(claim, dict) else ""
     return owner if owner and Path(owner) != root and Path(owner).is_dir() else ""
-
-
-def _tokenizer(card: RunCard) -> TokenizerFacts:
-    if card.tokenizer.path is None:
-        return TokenizerFacts()
-    path = Path(card.tokenizer.path) / "tokenizer.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        vocabulary = value["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = (entry["id"] for entry in value.get("added_tokens", ()))
-        return TokenizerFacts(size=1 + max((*ids, *added), default=-1))
-    except NotADirectoryError:
-        return TokenizerFacts(
-            fault=f"{card.tokenizer.path} is a file, and the folder that holds tokenizer.json is meant"
-        )
-    except OSError as error:
-        return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
-    except (ValueError, KeyError, TypeError):
-        return TokenizerFacts(fault=f"{path} is not a tokenizer")
 
 
 def _checkpoints(directory: RunDirectory, read_digests: bool) -> CheckpointFacts:

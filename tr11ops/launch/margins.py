@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from tr11ops.launch.check import Check, ok, refused, warning
 from tr11ops.launch.history import RunHistory
 from tr11ops.runcard import RunCard
+from tr11ops.runcard_checks import SIGNAL_SLACK_SECONDS
 from tr11ops.units import duration
-
-SIGNAL_SLACK_SECONDS = 60.0  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
 def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
     tokenizer, rows = facts.tokenizer, card.tokenizer.padded_vocabulary_size
     if tokenizer.fault:
-        yield refused("tokenizer.path", tokenizer.fault, "correct the path, or make one (`tr11 data tokenizer`)")
+        yield refused("tokenizer.path", tokenizer.fault, tokenizer.fix)
     elif tokenizer.size is not None and tokenizer.size > rows:
         rule = f"{rows} is below the tokenizer's {tokenizer.size} tokens"
         yield refused("tokenizer.padded_vocabulary_size", rule, f"use {tokenizer.size} or more", 2)

@@ -93,17 +93,18 @@ def _option(value: Any) -> str:
 # ----------------------------------------------------------------------------- words
 def differences(main: RunCard, other: RunCard) -> tuple[tuple[str, Any, Any], ...]:
     """Every key on which two cards differ: (key, value in the first, value in the second); None where it is unset."""
-    first, second = _flat(main.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+    first, second = flat(main.model_dump(mode="json")), flat(other.model_dump(mode="json"))
     keys = sorted({*first, *second}, key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key))
     return tuple((key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key))
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A card's tables as dotted keys; what is unset or empty is left out."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         key = f"{prefix}{name}"
         if isinstance(item, Mapping) and item:
-            found |= _flat(item, f"{key}.")
+            found |= flat(item, f"{key}.")
         elif item not in (None, {}):
             found[key] = item
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.shipped import read_shipped
+from tr11ops.shipped import read_shipped, shipped_root
 
 TEMPLATE = ("slurm", "train.sbatch.j2")
 
@@ -122,6 +122,7 @@ def render_script(
             environment=sorted(environment.items()),
             code_root=str(root) if root else "",
             setup=list(setup),
+            shipped=str(shipped_root()),
             command=list(command),
             silence=str(silence) if silence and attempts else "",
             attempts=str(attempts or ""),

@@ -7,15 +7,12 @@ line, each group in double quotes, with one space between them.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config_data_rules import NAME
 from trainer.data.errors import DataError, explain_os_errors
-
-# A name becomes part of file names, of log lines and of chart names.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config_data import data_set_name
 from trainer.contract import write_atomically
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.groups import parse_groups
@@ -34,7 +35,7 @@ class Ratio:
     @property
     def language(self) -> str:
         """Name of the folder that holds the data set. Raises DataError when the path names none."""
-        folder = Path(self.dataset_path).parent.name
+        folder = data_set_name(self.dataset_path)
         if not folder:
             raise DataError(
                 f"{self.dataset_path} has no folder, whose name is the language of its validation group; give the path"

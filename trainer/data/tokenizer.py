@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trainer.contract import file_digest, write_atomically, write_json
 from trainer.data.errors import DataError, explain_os_errors
+from trainer.hub_files import HUB_ID, HubFileError, hub_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -65,8 +67,9 @@ TokenizerType = Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordp
 class TokenizerSpec:
     """Which tokenizer, in the words of a run card.
 
-    `huggingface`: `path`, a folder with tokenizer.json or that file. `gpt2_bpe`: `vocabulary_file` (vocab.json) and
-    `merges_file` (merges.txt). `bert_wordpiece`, `bert_wordpiece_lower`: `vocabulary_file` (vocab.txt).
+    `huggingface`: `path`, a folder with tokenizer.json, that file, or OWNER/NAME on the hub. `gpt2_bpe`:
+    `vocabulary_file` (vocab.json) and `merges_file` (merges.txt). `bert_wordpiece`, `bert_wordpiece_lower`:
+    `vocabulary_file` (vocab.txt).
     """
 
     type: TokenizerType = "huggingface"
@@ -126,6 +129,11 @@ def _read(files: tuple[Path, ...], load: Callable[[], Engine]) -> Engine:
 
 
 def _load_huggingface(path: Path) -> Tokenizer:
+    if not path.exists() and HUB_ID.fullmatch(str(path)):
+        try:
+            path = hub_file(str(path), (TOKENIZER_FILE, CONFIG_FILE), os.environ)
+        except HubFileError as error:
+            raise DataError(str(error)) from error
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"{file} does not exist; train a tokenizer with `tr11 data tokenizer` or give another path")

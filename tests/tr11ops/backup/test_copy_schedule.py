@@ -13,6 +13,7 @@ from tr11ops.runcard import RunCard, load_card, shipped_folder
 
 VARIABLES = {
     "six_ALL_CCFRSCRATCH": "/s", "six_ALL_CCFRWORK": "/w", "six_ALL_CCFRSTORE": "/a", "six_ALL_CCFRWORKSF": "/f",
+    "TR11_ALERT_RECIPIENTS": "ana@site.org",
 }  # fmt: skip
 
 

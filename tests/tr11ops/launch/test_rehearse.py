@@ -11,6 +11,7 @@ from tr11ops.launch.rehearse import as_options, card_text, differences, is_rehea
 from tr11ops.runcard import RunCard, load_card, shipped_cards, shipped_folder
 
 VARIABLES = {f"six_ALL_CCFR{name}": f"/{name}/a$b" for name in ("SCRATCH", "WORK", "WORKSF", "STORE")}
+VARIABLES["TR11_ALERT_RECIPIENTS"] = "ana@site.org"
 
 
 def rehearsal(name: str) -> tuple[RunCard, RunCard]:

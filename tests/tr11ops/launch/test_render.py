@@ -101,6 +101,9 @@ def test_setup_lines_are_the_shells_own_and_a_failing_one_ends_the_job(tmp_path:
     text = script(tmp_path, [sys.executable, "-c", "import os; print(os.environ['FROM_SETUP'])"], setup=setup)
     done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
     assert "\n-42\n" in done.stdout
+    text = script(tmp_path, ["true"], setup=['cat "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'])
+    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
+    assert "conda activate" in done.stdout
     text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=["false | cat"])
     done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "TRAINED" not in done.stdout

@@ -11,8 +11,9 @@ import pytest
 from data_helpers import numbered_documents, write_pair
 
 from trainer.config import TrainerConfig
+from trainer.config_data_rules import data_problems
 from trainer.data.errors import DataError
-from trainer.samples import Samples, plan_data, wanted_data
+from trainer.samples import Samples, missing_test_share, plan_data, wanted_data
 
 LENGTH = 16
 
@@ -142,3 +143,37 @@ def test_cyclic_is_for_training_alone(folder: Path) -> None:
         stream.skip_to(4000)
         next(stream)
         assert sum(1 for _ in samples.valid("valid")) == 4
+
+
+def test_each_data_set_is_validated_by_itself_when_the_card_says_so(tmp_path: Path) -> None:
+    for name, count in (("fr", 300), ("en", 200)):
+        write_pair(tmp_path / name / "text", numbered_documents(count, seed=count))
+    prefixes = [str(tmp_path / name / "text") for name in ("fr", "en")]
+    data = {"prefixes": prefixes, "weights": [0.7, 0.3], "split": "80,10,10", "validate_each": True, "workers": 0}
+    each, plain = card(tmp_path, data), card(tmp_path, data | {"validate_each": False})
+    with contextlib.closing(opened(each, test=True)) as found, contextlib.closing(opened(plain, test=True)) as usual:
+        assert found.valid_groups() == ("valid", "valid_fr", "valid_en") and found.test_groups() == ("test",)
+        assert [t.tolist() for t, _ in found.train(0)] == [t.tolist() for t, _ in usual.train(0)]
+        assert [t.tolist() for t, _ in found.valid()] == [t.tolist() for t, _ in usual.valid()]
+        assert [t.tolist() for t, _ in found.test()] == [t.tolist() for t, _ in usual.test()]
+        english = numbered_documents(200, seed=200)
+        own = {token for document in english[160:180] for token in document}
+        assert {int(token) for tokens, _ in found.valid("valid_en") for token in tokens.flatten()} <= own
+    assert missing_test_share(each) == "" and "test" in missing_test_share(
+        card(tmp_path, data | {"split": "90,9.9,0.1"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"prefixes": ["/d/fr/a", "/d/fr/b"]}, "two are in folders called 'fr'; keep each data set in a folder"),
+        ({"prefixes": ["/a"]}, "one of them has no such name"),
+        ({"train_group": "t: 1 0:1 /d/fr/a", "valid_groups": ["v: 1 0:1 /d/fr/a"]}, "belongs to data.prefixes"),
+    ],
+)
+def test_names_of_the_validation_sets_must_follow_from_the_folders(
+    tmp_path: Path, data: dict[str, Any], words: str
+) -> None:
+    (problem,) = data_problems(card(tmp_path, data | {"validate_each": True}))
+    assert problem.key == "data.validate_each" and words in str(problem)

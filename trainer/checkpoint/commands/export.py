@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from trainer.checkpoint.whole_folder import check_target
 from trainer.config import CardError, TrainerConfig, load_trainer_config
 from trainer.contract import MANIFEST_FILE
 from trainer.data.progress import progress_bar, say
+from trainer.data.tokenizer import TOKENIZER_FILE
+from trainer.hub_files import HUB_ID, cached_file
 
 HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
 
@@ -124,6 +127,11 @@ def _tokenizer(path: Path | None, card: TrainerConfig | None) -> tuple[Tokenizer
     named = card.tokenizer.path if card else None
     if named is None:
         return None, ["no tokenizer is known: none is written (--tokenizer PATH)"]
-    if not Path(named).exists():
+    if not Path(named).exists() and not _is_cached(named):
         return None, [f"the run card's tokenizer {named} is not there: none is written (--tokenizer PATH)"]
     return tokenizer_files(Path(named)), []
+
+
+def _is_cached(named: str) -> bool:
+    """Whether it is a hub id whose files are on this disk: an export of a run asks no network."""
+    return HUB_ID.fullmatch(named) is not None and cached_file(named, TOKENIZER_FILE, os.environ) is not None

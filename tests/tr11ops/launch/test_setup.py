@@ -1,0 +1,139 @@
+"""The set-up lines of a card, tried: those that fail, those that spoil what the workers need, and the shipped script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
+from tr11ops.launch import setup as tried
+from tr11ops.launch.check import Check, Level
+from tr11ops.launch.setup import setup_checks
+from tr11ops.launch.tokenizer import look_at_tokenizer, workers_environment
+from tr11ops.runcard import RunCard, load_card
+from tr11ops.shipped import shipped
+
+SCRIPT = 'source "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'
+
+
+def card_with(folder: Path, *lines: str, more: tuple[str, ...] = ()) -> RunCard:
+    written = "[" + ", ".join(f"'''{line}'''" for line in lines) + "]"
+    return load_card(write_card(folder), [f"slurm.setup={written}", *more], {}, directory=folder)
+
+
+def checks(card: RunCard, **variables: str) -> list[Check]:
+    return list(setup_checks(card, False, {**os.environ, **variables}))
+
+
+def test_lines_that_run_cleanly(tmp_path: Path) -> None:
+    (check,) = checks(card_with(tmp_path, 'echo "$NOT_SET"', "cd /"))
+    assert check.level is Level.OK and "2 lines run cleanly on this machine" in check.text
+    assert checks(card_with(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("source /no/such/script", "end with status 1 on this machine, and so would each attempt: bash: line 3: /no/"),
+        ("echo spoiled >&2; false", "status 1 on this machine, and so would each attempt: spoiled"),
+        ("exit 3", "status 3 on this machine, and so would each attempt: no word on stderr"),
+    ],
+)
+def test_lines_that_fail(tmp_path: Path, line: str, words: str) -> None:
+    (check,) = checks(card_with(tmp_path, line))
+    assert (check.level, check.name) == (Level.REFUSED, "slurm.setup") and words in check.text
+
+
+def test_lines_that_hide_the_packages_or_srun(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    hiding = card_with(tmp_path, "export PYTHONNOUSERSITE=1 PYTHONHOME=/nowhere")
+    assert checks(hiding)[0].level is Level.REFUSED
+    (check,) = setup_checks(card_with(tmp_path, "export PATH=/nowhere"), True, os.environ)
+    assert check.text == "after it, srun is not found"
+
+
+def test_lines_that_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tried, "LONGEST_SECONDS", 0.2)
+    (check,) = checks(card_with(tmp_path, "sleep 600 & wait"))
+    assert check.level is Level.WARNING and "did not end within" in check.text
+
+
+# ----------------------------------------------------------------------------- the tokenizer that workers will find
+def cached(cache: Path) -> None:
+    """A tokenizer as the hub's client keeps it."""
+    folder = cache / "models--big--science"
+    write_tokenizer(folder / "snapshots" / "abc")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+
+
+def test_a_hub_id_is_looked_for_in_the_workers_cache(tmp_path: Path) -> None:
+    cached(tmp_path / "cache")
+    more = ("tokenizer.path=big/science", f"slurm.environment.HF_HUB_CACHE={tmp_path}/cache")
+    card = card_with(tmp_path, "export HF_HUB_CACHE=/other", more=more)
+    assert card.tokenizer.path == "big/science"
+    assert look_at_tokenizer(card, workers_environment(card, {})).size == 100
+    clean, spoiled = checks(card)
+    assert clean.level is Level.OK and spoiled.name == "tokenizer.path"
+    assert spoiled.text.startswith(
+        "with the variables of slurm.setup, big/science is neither a folder nor in the hub's"
+    )
+    assert spoiled.fix.endswith("HF_HUB_CACHE=/other hf download big/science tokenizer.json tokenizer_config.json")
+    gone = look_at_tokenizer(card, {"HF_HUB_CACHE": str(tmp_path / "empty")})
+    assert gone.size is None and "neither a folder nor in the hub's cache that the workers use" in gone.fault
+
+
+def test_a_folder_of_that_name_is_a_folder(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "big" / "science")
+    card = card_with(tmp_path, more=("tokenizer.path=big/science",))
+    assert card.tokenizer.path == str(tmp_path / "big/science")
+
+
+# ----------------------------------------------------------------------------- the shipped script
+CONDA = """#!/bin/bash
+echo 'conda() { [ "$1" = activate ] && export CONDA_DEFAULT_ENV="$2"; }'
+"""
+SHOW = 'echo "$HF_HUB_CACHE $TRANSFORMERS_CACHE $HF_DATASETS_CACHE $HF_MODULES_CACHE $HF_METRICS_CACHE"; echo "$CONDA_DEFAULT_ENV $CONDA_ENVS_PATH"; echo "$TORCH_CUDA_ARCH_LIST"; echo "$LOADED"'
+
+
+def source(folder: Path, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    conda = folder / "conda"
+    conda.write_text(CONDA)
+    conda.chmod(0o755)
+    script = shipped("slurm", "start-tr11-176B-ml")
+    lines = "\n".join(["set -eo pipefail", *before, f"source {script}", SHOW])
+    environment = {"PATH": os.environ["PATH"], "TR11_CONDA": str(conda), **variables}
+    return subprocess.run(["bash", "-c", lines], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_shipped_script_sets_what_the_original_did(tmp_path: Path) -> None:
+    modules = 'LOADED=""; module() { [ "$1" = purge ] || { shift; LOADED="$*"; }; }'
+    done = source(tmp_path, modules, six_ALL_CCFRWORK="/w")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "/w/models /w/models /w/datasets /w/modules /w/metrics",
+        "tr11-176B-ml /w/conda",
+        "7.0 8.0",
+        "cuda/11.4.3 nvtop git git-lfs github-cli mc",
+    ]
+    assert source(tmp_path, modules, six_ALL_CCFRWORK="/w", TR11_MODULES="cuda/12").stdout.splitlines()[-1] == "cuda/12"
+
+
+def test_the_shipped_script_says_what_it_lacks(tmp_path: Path) -> None:
+    done = source(tmp_path)
+    assert done.returncode == 1 and "$six_ALL_CCFRWORK is not set" in done.stderr
+    done = source(tmp_path, six_ALL_CCFRWORK="/w", TR11_CONDA="/no/conda")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("/no/conda is no conda: set TR11_CONDA")
+
+
+def test_doctors_check_of_the_shipped_script(tmp_path: Path) -> None:
+    conda = tmp_path / "conda"
+    conda.write_text(CONDA)
+    conda.chmod(0o755)
+    (check,) = checks(card_with(tmp_path, SCRIPT), six_ALL_CCFRWORK="/w", TR11_CONDA=str(conda))
+    assert check.level is Level.OK
+    (check,) = checks(card_with(tmp_path, SCRIPT), six_ALL_CCFRWORK="")
+    assert check.level is Level.REFUSED and "$six_ALL_CCFRWORK is not set" in check.text
