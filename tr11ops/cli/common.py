@@ -59,6 +59,11 @@ def card_path(run: str | None) -> Path:
     return find_card(run, os.environ, Path.cwd())
 
 
+def has_card(run: str | None) -> bool:
+    """Whether the command line means any card: --run, $TR11_RUN, or tr11.toml in this folder."""
+    return run is not None or bool(os.environ.get("TR11_RUN")) or (Path.cwd() / "tr11.toml").is_file()
+
+
 def named_card(run: str | None) -> str:
     """What a message read in another shell must give as `--run`; "" where the folder's own card is meant."""
     return run or os.environ.get("TR11_RUN", "")

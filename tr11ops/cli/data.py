@@ -303,19 +303,29 @@ def ratios(
     dataset_ratios_path: Annotated[
         Path, typer.Option(metavar="JSON", help="List of objects with dataset_path and ratio.")
     ],
-    split: Annotated[str, typer.Option(metavar="train|valid", help="train reads 0:0.950 of each set, valid the rest.")],
+    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Whose file of groups.")],
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,C",
+            help="Of training, validation, test in each set; else 950,50,0, and for a test 949,50,1.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")],
     json: Json = False,
 ) -> None:
-    """Write the file of groups of a training, or of its validation: the mixture, and each language by itself.
+    """Write the file of groups of a training or a test, or of a validation: the mixture, and each language by itself.
 
-    The file appears whole, and several processes may write it at once.
+    The file appears whole, and several processes may write it at once. Where there is a test, give all three files
+    the same --shares.
 
     Example: tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
     """
     _finish(
         [
             *("ratios", "--dataset-ratios-path", str(dataset_ratios_path), "--split", split),
+            *_value("--shares", shares),
             *("--output", str(output), *_flag("--json", json)),
         ]
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, open_scheduler
+from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, has_card, open_scheduler
 from tr11ops.cli.launch import checks_value, prepare, show_checks
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def _look(
 ) -> tuple[LaunchJob | None, list[Check]]:
     """The launch that a card means, None where no card is known, and all checks."""
     import os
-    from pathlib import Path
 
     from tr11ops.launch.check import Level
     from tr11ops.launch.environment import environment_checks
@@ -72,7 +71,7 @@ def _look(
     from tr11ops.launch.setup import setup_checks
     from tr11ops.snapshot import known
 
-    if run is None and not os.environ.get("TR11_RUN") and not (Path.cwd() / "tr11.toml").is_file():
+    if not has_card(run):
         edge = open_scheduler(scheduler)
         checks = [*environment_checks(edge.name == "slurm", None), _answers(scheduler)]
         return None, checks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, is_terminal, read_card
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, has_card, is_terminal, read_card
 
 if TYPE_CHECKING:
     from tr11ops.perms import Tally
@@ -26,11 +26,15 @@ app = typer.Typer(
 
 PathsArgument = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[FOLDER]...", show_default=False, help="Trees to look at. Else the run's directory."),
+    typer.Argument(
+        metavar="[FOLDER]...", show_default=False, help="Trees to look at. Else the run's directory, and perms.folders."
+    ),
 ]
 GroupOption = Annotated[
     str | None,
-    typer.Option("--group", metavar="NAME", help="The group that everything should have. Else each tree's own."),
+    typer.Option(
+        "--group", metavar="NAME", help="The group of everything. Else perms.group of the card, else each tree's own."
+    ),
 ]
 
 
@@ -93,13 +97,17 @@ def _walk(
 
     from tr11ops.perms import PermissionWalk
 
-    roots = paths or [directory_of(read_card(run, overrides)).root]
+    card = None if paths and not has_card(run) else read_card(run, overrides)
+    roots = paths or ([directory_of(card).root, *map(Path, card.perms.folders)] if card else [])
+    option, wanted_group = "--group", group
+    if group is None and card is not None and card.perms.group is not None:
+        option, wanted_group = "perms.group", card.perms.group
     missing = [str(root) for root in roots if not root.is_dir()]
     if missing:
         raise Refusal(f"{missing[0]} is not a folder: nothing was looked at", exit_code=2)
     values, left = [], 0
     for root in roots:
-        wanted = _group_number(group) if group is not None else root.stat().st_gid
+        wanted = _group_number(option, wanted_group) if wanted_group is not None else root.stat().st_gid
         walk = PermissionWalk(root, wanted, mend)
         with _progress(root) as show:
             tally = walk.run(show)
@@ -113,13 +121,13 @@ def _walk(
     return 1 if left else 0
 
 
-def _group_number(name: str) -> int:
+def _group_number(option: str, name: str) -> int:
     import grp
 
     try:
         return int(name) if name.isascii() and name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise Refusal(f"--group {name}: there is no such group here", exit_code=2) from None
+        raise Refusal(f"{option} {name}: there is no such group here", exit_code=2) from None
 
 
 def _group_name(number: int) -> str:

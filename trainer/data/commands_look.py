@@ -18,7 +18,17 @@ from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
 from trainer.data.progress import progress_bar, say
-from trainer.data.ratios import RANGES, read_ratios, sampling_probabilities, sum_warning, write_groups, write_ratios
+from trainer.data.ratios import (
+    SHARES,
+    SHARES_WITH_TEST,
+    range_of,
+    read_ratios,
+    sampling_probabilities,
+    sum_warning,
+    write_groups,
+    write_ratios,
+)
+from trainer.data.sources import SPLITS
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 
@@ -55,7 +65,8 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser("ratios", help="the file of groups of a training from a list of ratios")
     command.set_defaults(run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)")
     command.add_argument("--dataset-ratios-path", type=Path, required=True, metavar="JSON")
-    command.add_argument("--split", choices=(*RANGES, "test"), required=True)
+    command.add_argument("--split", choices=SPLITS, required=True)
+    command.add_argument("--shares", metavar="A,B,C")
     command.add_argument("--output", type=Path, required=True)
 
     command = commands.add_parser("probabilities", help="shares of data sets by their sizes, small ones lifted")
@@ -156,7 +167,13 @@ def make_groups(options: argparse.Namespace) -> dict[str, Any]:
     warning = sum_warning(ratios)
     if warning is not None:
         say(f"tr11 data: WARNING: {options.dataset_ratios_path}: {warning}")
-    written = write_groups(ratios, options.split, options.output)
+    shares = options.shares or (SHARES_WITH_TEST if options.split == "test" else SHARES)
+    if options.split == "test" and options.shares is None:
+        part = range_of("test", shares)
+        say(
+            f"tr11 data: WARNING: the test reads {part}: make train and valid with --shares {shares} too, or they do so"
+        )
+    written = write_groups(ratios, options.split, options.output, shares)
     if not written:
         say(f"{options.output} is up to date")
     groups = 1 + len(ratios) if options.split == "valid" else 1

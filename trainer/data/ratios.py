@@ -15,12 +15,14 @@ from typing import Any
 
 from trainer.config_data import data_set_name
 from trainer.contract import write_atomically
+from trainer.data.blend import parse_split
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.groups import parse_groups
 from trainer.data.indexed import IndexedDataset
+from trainer.data.sources import SPLITS
 
-# Which part of every data set each split reads. None is kept for a test.
-RANGES = {"train": "0:0.950", "valid": "0.950:1.0"}
+# Shares of every data set that training, validation and test read: none for a test, unless one is asked for.
+SHARES, SHARES_WITH_TEST = "950,50,0", "949,50,1"
 # Sums of published lists differ from 1 by up to 1e-11; more than this is a list that was edited by hand.
 SUM_TOLERANCE = 1e-6
 
@@ -78,15 +80,30 @@ def sum_warning(ratios: Sequence[Ratio]) -> str | None:
     return f"the {len(ratios)} ratios sum to {total!r}, not to 1: a data set may be missing or given twice"
 
 
-def groups_line(ratios: Sequence[Ratio], split: str) -> str:
+def range_of(split: str, shares: str) -> str:
+    """Which part START:END of every data set a split reads. Raises DataError when its share is zero."""
+    parts = parse_split(shares)
+    place = SPLITS.index(split)
+    if parts[place] == 0:
+        raise DataError(f"--shares {shares} leaves {split} no part of the data; give it a share, such as 949,50,1")
+    return f"{_bound(sum(parts[:place]))}:{_bound(sum(parts[: place + 1]))}"
+
+
+def _bound(value: float) -> str:
+    """A fraction as the original wrote it: three digits where they are enough."""
+    value = round(value, 12)
+    if value in (0, 1):
+        return "0" if value == 0 else "1.0"
+    return f"{value:.3f}" if round(value, 3) == value else repr(value)
+
+
+def groups_line(ratios: Sequence[Ratio], split: str, shares: str = SHARES) -> str:
     """The line of a file of groups: the mixture, and for `valid` each data set by itself as well.
 
-    Raises DataError for a split that has no part of the data, and when two data sets would share a name.
+    `shares` of training, validation and test, as `949,50,1`. Raises DataError for a split without a share, and when two
+    data sets would share a name.
     """
-    if split not in RANGES:
-        shares = ", ".join(f"{name} {part}" for name, part in RANGES.items())
-        raise DataError(f"split {split!r} has no part of the data, which is all given away: {shares}; write a group")
-    part = RANGES[split]
+    part = range_of(split, shares)
     mixture = ", ".join(f"{ratio.ratio} {part} {ratio.dataset_path}" for ratio in ratios)
     groups = [f"{split}: {mixture}"]
     if split == "valid":
@@ -95,12 +112,12 @@ def groups_line(ratios: Sequence[Ratio], split: str) -> str:
     return " ".join(f'"{group}"' for group in groups) + "\n"
 
 
-def write_groups(ratios: Sequence[Ratio], split: str, output: Path) -> bool:
+def write_groups(ratios: Sequence[Ratio], split: str, output: Path, shares: str = SHARES) -> bool:
     """Write the file of groups in one step; False when it is there already, byte for byte. Raises DataError.
 
     Any number of processes may do so at once: a reader finds one whole file or another, and never a mixture.
     """
-    line = groups_line(ratios, split)
+    line = groups_line(ratios, split, shares)
     with explain_os_errors("writing", output):
         if output.is_file() and output.read_bytes() == line.encode():
             return False

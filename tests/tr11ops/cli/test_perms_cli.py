@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.tr11ops.cli.local_bench import LocalBench
@@ -35,3 +36,20 @@ def test_wrong_words_are_one_line(bench: LocalBench) -> None:
     answer = bench.tr11("perms", "fix", str(bench.folder), "--group", "no-such-group")
     assert answer.code == 2 and "there is no such group here" in answer.err
     assert bench.tr11("perms", "check", "--run", str(bench.card)).code == 2  # no run directory yet
+
+
+def test_the_cards_group_and_folders(bench: LocalBench) -> None:
+    root = run_folder(bench)
+    code = bench.folder / "code"
+    code.mkdir()
+    group = next((number for number in os.getgroups() if number != root.stat().st_gid), root.stat().st_gid + 1)
+    card = ("--run", str(bench.card), "--set", f"perms.group='{group}'", "--set", f"perms.folders=['{code}']")
+    found = bench.tr11("perms", "check", *card, "--json")
+    assert found.code == 1 and [tree["root"] for tree in found.json["trees"]] == [str(root), str(code)]
+    assert all("other group" in tree["examples"][0]["what"] for tree in found.json["trees"])
+    own = ("--group", str(root.stat().st_gid))
+    other = bench.tr11("perms", "check", str(code), *own, *card, "--json")  # the command line goes before the card
+    assert [tree["root"] for tree in other.json["trees"]] == [str(code)]
+    assert "other group" not in other.json["trees"][0]["examples"][0]["what"]
+    unknown = bench.tr11("perms", "fix", "--run", str(bench.card), "--set", "perms.group=no-such-group")
+    assert unknown.code == 2 and "perms.group no-such-group: there is no such group here" in unknown.err

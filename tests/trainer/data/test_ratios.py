@@ -19,6 +19,7 @@ from trainer.data.groups import parse_groups, read_groups_file
 from trainer.data.ratios import (
     Ratio,
     groups_line,
+    range_of,
     read_ratios,
     sampling_probabilities,
     sum_warning,
@@ -137,10 +138,22 @@ def test_the_command(tmp_path: Path) -> None:
     ratios_file(tmp_path, ENTRIES[:1])
     done = run_data(*words, "train")
     assert done.returncode == 0 and "the 1 ratios sum to 0.25, not to 1" in done.stderr
-    before = (tmp_path / "out.txt").read_bytes()
     done = run_data(*words, "test")
-    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 2
-    assert "split 'test' has no part of the data" in done.stderr and (tmp_path / "out.txt").read_bytes() == before
+    assert done.returncode == 0 and "make train and valid with --shares 949,50,1 too" in done.stderr
+    assert (tmp_path / "out.txt").read_text() == '"test: 0.25 0.999:1.0 /data/ar/tok_ar_text_document"\n'
+    done = run_data(*words, "train", "--shares", "949,50,1")
+    assert (tmp_path / "out.txt").read_text() == '"train: 0.25 0:0.949 /data/ar/tok_ar_text_document"\n'
+    before = (tmp_path / "out.txt").read_bytes()
+    done = run_data(*words, "test", "--shares", "950,50,0")
+    assert done.returncode == 1 and "--shares 950,50,0 leaves test no part of the data" in done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == before
+
+
+@given(shares=st.tuples(*(st.integers(1, 999) for _ in "abc")))
+def test_ranges_meet_and_cover_everything(shares: tuple[int, int, int]) -> None:
+    ranges = [range_of(split, ",".join(map(str, shares))).split(":") for split in ("train", "valid", "test")]
+    assert ranges[0][0] == "0" and float(ranges[2][1]) == 1
+    assert ranges[0][1] == ranges[1][0] and ranges[1][1] == ranges[2][0]
 
 
 def test_two_commands_at_once(tmp_path: Path) -> None:
