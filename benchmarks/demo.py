@@ -1,8 +1,12 @@
 """`make demo`: the whole life of a training on this machine, with the commands that a person would type.
 
-Data is prepared, an array of three tasks is launched; task 1 leaves by its exit duration, task 2 resumes and is
-stopped by the kill switch, task 3 is held until the run may go on, and does. Then the whole is reported as a page,
-every claim is checked against the files of the run, and the phases are timed. Exit status 0 when all of it happened.
+Data is prepared, an array is launched; task 1 leaves by its exit duration, task 2 resumes and is stopped by the kill
+switch, task 3 is held until the run may go on, and trains until the loss is below 6. Then the whole is reported as a
+page, every claim is checked against the files of the run, and the phases are timed. Exit status 0 when all of it
+happened.
+
+Nothing that is claimed depends on how fast the machine is: where it is slow, each task gets more time, and what one
+task does not reach the next one does. Phases end by iterations; only where none comes for long is it a failure.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +31,14 @@ from tr11ops.cluster.select import choose_scheduler
 from tr11ops.rundir import RunDirectory
 from trainer.contract import EndMarker, RunPaths
 
+TASKS = "1-9"  # three are enough but on a slow machine
+EXIT_MINUTES = 1.25  # after which a task leaves, on a machine that needs PREPARE_SECONDS for the data
+LIMIT_MINUTES = 4.0
+PREPARE_SECONDS = 25.0
+MOST_SLOWNESS = 3.0
+LOSS = 6.0
+LOSS_BY = 250  # iterations; some 80 are enough
+SHOWN_STEPS = 5  # a loss is their mean
 TR11 = str(Path(sys.executable).parent / "tr11")
 console = Console(highlight=False)
 
@@ -41,27 +53,29 @@ class Demo:
 
     card: str
     directory: Path
-    scheduler: str
+    scheduler: Literal["local", "slurm"]
     deadline_seconds: float
     phases: list[tuple[str, float]] = field(default_factory=list)
     checks: list[tuple[bool, str]] = field(default_factory=list)
+    stopped: int = 1  # which of the attempts' ends the first kill switch brought about
 
     # -------------------------------------------------------------- phases
     def run(self) -> None:
         self._phase("corpus, tokenizer, index", self._prepare)
         began = time.monotonic()
-        self._tr11("launch", "--array", "1-3", "--run", self.card, "--scheduler", self.scheduler)
+        self._launch()
         self._phase("task 1: train, leave by exit duration", lambda: self._wait_for_end(1))
         first = self._ends()[0]
-        self._phase("task 2: resume, ten iterations", lambda: self._wait_for_iteration(2, first.iteration + 10))
+        self._phase("task 2: resume, ten iterations", lambda: self._wait_for_iteration(first.iteration + 10))
         self._tr11("status", "--run", self.card)
         self._phase("kill switch: save and stop, hold what waits", lambda: self._stop("a look at the loss"))
-        second = self._ends()[1]
+        self.stopped = len(self._ends()) - 1
         self._tr11("status", "--run", self.card)
         self._tr11("resume", "--run", self.card, "--yes")
-        self._phase("task 3: goes on, five iterations", lambda: self._wait_for_iteration(3, second.iteration + 5))
+        self._phase(f"task 3: goes on until the loss is below {LOSS:g}", self._wait_for_loss)
         self._phase("kill switch once more", lambda: self._stop("the demo is over"))
         self.phases.append(("launch to end", time.monotonic() - began))
+        end_earlier(self.directory, self.scheduler)  # tasks that were not needed
         self._tr11("goodput", "--run", self.card)
         self._tr11("report", "--run", self.card, "-o", str(self.directory / "report.html"))
         self._judge()
@@ -90,22 +104,35 @@ class Demo:
     def _stop(self, reason: str) -> None:
         self._tr11("kill", "--run", self.card, "--yes", "--reason", reason, "--wait")
 
-    def _wait_for_iteration(self, task: int, iteration: int) -> None:
-        def reached() -> bool:
-            if len(self._ends()) >= task:
-                raise DemoFailed(
-                    f"task {task} was over before iteration {iteration}: this machine is busy, or slower than two cores"
-                )
-            return self._last_iteration() >= iteration
+    def _launch(self) -> None:
+        """Tasks whose time is right for this machine, as the preparation of the data has shown it to be."""
+        slowness = min(MOST_SLOWNESS, max(1.0, self.phases[0][1] / PREPARE_SECONDS))
+        seconds = round(LIMIT_MINUTES * 60 * slowness)
+        limit = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        words = ["launch", "--array", TASKS, "--run", self.card, "--scheduler", self.scheduler]
+        if slowness > 1:
+            words += ["--set", f"run.exit_duration_minutes={EXIT_MINUTES * slowness:.2f}"]
+            words += ["--set", f"slurm.time_limit={limit}"]
+        self._tr11(*words)
 
-        self._watch(reached)
+    def _wait_for_iteration(self, iteration: int) -> None:
+        """Until a task that goes on has reached the iteration, whichever it is."""
+        self._watch(lambda: self._last_iteration() >= iteration and self._trains())
+
+    def _wait_for_loss(self) -> None:
+        """Until the loss is low, or too many iterations were not enough: the judgement says which."""
+        self._watch(lambda: loss_of(self._steps()) < LOSS or self._last_iteration() >= LOSS_BY)
+
+    def _trains(self) -> bool:
+        """Whether the task of the last step has not ended."""
+        return self._steps()[-1]["job_id"] not in {end.job_id for end in self._ends()}
 
     def _watch(self, done: Callable[[], bool]) -> None:
-        """Show the training's progress until `done()`; raises DemoFailed at the deadline or when an attempt failed."""
+        """Show the training's progress until `done()`; raises DemoFailed when it stands still or an attempt failed."""
         bar = Progress(
             TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console
         )
-        until = time.monotonic() + self.deadline_seconds
+        seen, since = None, time.monotonic()
         with bar:
             shown = bar.add_task("waiting for the workers", total=400)
             while not done():
@@ -118,8 +145,10 @@ class Demo:
                 bad = [end for end in self._ends() if end.reason in {"error", "refused"}]
                 if bad or self._failed_attempts():
                     raise DemoFailed(f"an attempt failed: {bad[0].message if bad else self._failed_attempts()[0]}")
-                if time.monotonic() > until:
-                    raise DemoFailed(f"nothing within {self.deadline_seconds:.0f} s; read {self._main_log()}")
+                now = (len(steps), len(self._ends()))
+                seen, since = now, since if now == seen else time.monotonic()
+                if time.monotonic() - since > self.deadline_seconds:
+                    raise DemoFailed(f"nothing for {self.deadline_seconds:.0f} s; read {self._main_log()}")
                 time.sleep(0.5)
 
     # -------------------------------------------------------------- what the files of the run say
@@ -157,12 +186,13 @@ class Demo:
         first = [step for step in steps if step["job_id"] == first_job]
         second = [step for step in steps if step["job_id"] == second_job]
         vocabulary = 4096
-        start, end = first[0]["lm_loss"], sum(step["lm_loss"] for step in steps[-5:]) / 5
+        start, lowest = first[0]["lm_loss"], loss_of(steps)
+        stop = ends[self.stopped]
         self._check(
             abs(start - math.log(vocabulary)) < 0.5,
             f"the loss starts at ln({vocabulary}) = {math.log(vocabulary):.2f}: {start:.2f}",
         )
-        self._check(end < 6, f"the loss ends below 6: {end:.2f}")
+        self._check(lowest < LOSS, f"the loss ends below {LOSS:g}: {lowest:.2f} at iteration {steps[-1]['iteration']}")
         self._check(
             ends[0].reason == "exit-duration" and ends[0].checkpoint_step == ends[0].iteration,
             f"task 1 left by its exit duration with checkpoint {ends[0].checkpoint_step}",
@@ -170,16 +200,16 @@ class Demo:
         self._check(
             second[0]["iteration"] == ends[0].iteration + 1, f"task 2 went on at iteration {second[0]['iteration']}"
         )
-        jump = second[0]["lm_loss"] - sum(step["lm_loss"] for step in first[-10:]) / 10
+        jump = second[0]["lm_loss"] - loss_of(first)
         self._check(abs(jump) < 0.5, f"the loss went on where it was (change {jump:+.2f})")
         self._check(
-            ends[1].reason == "kill-switch" and ends[1].checkpoint_step == ends[1].iteration,
-            f"the kill switch stopped task 2 with checkpoint {ends[1].checkpoint_step}",
+            stop.reason == "kill-switch" and stop.checkpoint_step == stop.iteration,
+            f"the kill switch stopped task {self.stopped + 1} with checkpoint {stop.checkpoint_step}",
         )
-        third = [step for step in steps if step["job_id"] == ends[2].job_id]
+        third = [step for step in steps if step["time"] > stop.time]
         self._check(
-            third[0]["time"] > ends[1].time and third[0]["iteration"] == ends[1].iteration + 1,
-            f"task 3 waited until the run might go on, and went on at iteration {third[0]['iteration']}",
+            third[0]["iteration"] == stop.iteration + 1,
+            f"the next task waited until the run might go on, and went on at iteration {third[0]['iteration']}",
         )
         self._check((self.directory / "report.html").stat().st_size > 1_000_000, "the run is reported as one page")
 
@@ -210,6 +240,12 @@ class Demo:
         return bool(self.checks) and all(passed for passed, _ in self.checks)
 
 
+def loss_of(steps: Sequence[dict[str, Any]]) -> float:
+    """The mean loss of the last few steps; infinite before the first."""
+    last = [float(step["lm_loss"]) for step in steps[-SHOWN_STEPS:]]
+    return sum(last) / len(last) if last else math.inf
+
+
 def end_earlier(directory: Path, kind: Literal["local", "slurm"]) -> None:
     """Cancel what a demo in this folder that was interrupted has left in the queue, and wait until it is gone."""
     scheduler, mark = choose_scheduler(kind), RunDirectory(RunPaths(directory, "demo", "main"), Path()).mark
@@ -223,7 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--card", default="slurm/demo.toml")
     parser.add_argument("--scheduler", default="local", choices=["local", "slurm"])
-    parser.add_argument("--deadline", type=float, default=600, help="seconds that one phase may take")
+    parser.add_argument("--deadline", type=float, default=600, help="seconds without a new iteration")
     options = parser.parse_args()
     directory = Path("demo-run")
     # A demo starts from nothing but its data; only what the demo itself makes is removed.

@@ -7,7 +7,22 @@ from collections.abc import Generator
 
 import pytest
 
-pytest_plugins = ["tests.plugins.twin_fixture", "tests.plugins.object_store_fixture", "tests.plugins.hub_fixture"]
+from tr11ops import fallback
+
+pytest_plugins = [
+    "tests.plugins.twin_fixture",
+    "tests.plugins.object_store_fixture",
+    "tests.plugins.hub_fixture",
+    "tests.plugins.disk_fixture",
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_fallback(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """What a test's run directory cannot take goes below the tests' own folder, and goes away with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fallback.VARIABLE, str(tmp_path_factory.mktemp("fallback")))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

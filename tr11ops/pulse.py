@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tr11ops.actions import Plan
 from tr11ops.agent.remedy import switch_of
 from tr11ops.apply import Done, RunEffects, carry_out, own_pending, settle
+from tr11ops.bring_back import bring_back
 from tr11ops.circumstances import limits_of, read_circumstances
 from tr11ops.deeds import KEPT_SECONDS, Deed, Past, replay
 from tr11ops.detect.finding import Finding
@@ -99,6 +100,8 @@ def take_pulse(
     """
     began = time.monotonic()
     notes: list[str] = []
+    if not dry_run:
+        notes += bring_back(run.directory)
     turn = None if hands is None or dry_run else _turn(run, notes)
     try:
         pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now())

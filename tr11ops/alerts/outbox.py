@@ -26,7 +26,7 @@ from tr11ops.alerts.book import Message
 from tr11ops.alerts.store import alerts_folder, record
 from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import read_json, write_beside, write_json
+from trainer.contract import read_json, write_atomically, write_beside, write_json
 
 SCHEMA = 1
 CLAIM_SECONDS = 900.0
@@ -110,6 +110,18 @@ def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) ->
             draft.unlink(missing_ok=True)
         if sent.exists():  # somebody queued and sent it between our two looks
             target.unlink(missing_ok=True)
+
+
+def take_in(directory: RunDirectory, other: RunDirectory) -> None:
+    """Move another directory's messages, sent and waiting ones, into this one's outbox. Raises OSError."""
+    for source, target in ((_sent(other), _sent(directory)), (_outbox(other), _outbox(directory))):
+        for name in _names(source):
+            make_shared(target)
+            if not (_sent(directory) / name).exists():
+                write_atomically(target / name, (source / name).read_text(encoding="utf-8"))
+            (source / name).unlink()
+    for name in _names(_sent(directory)):
+        (_outbox(directory) / name).unlink(missing_ok=True)
 
 
 def waiting_entries(directory: RunDirectory) -> tuple[Entry, ...]:

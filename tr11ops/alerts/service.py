@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.book import Alert, Book, Event, Message, stamp
 from tr11ops.alerts.incidents import WATCHDOG, look
-from tr11ops.alerts.outbox import Entry
+from tr11ops.alerts.merging import merged
+from tr11ops.alerts.outbox import Entry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import Waiting, backlog, waiting
 from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
-from tr11ops.alerts.store import NewerSchema, commit, read_book
+from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_book
 from tr11ops.alerts.telling import tell
 from tr11ops.detect.finding import Finding
 from tr11ops.evidence import cause
 from tr11ops.evidence import observed as read_observed
+from tr11ops.fallback import fallback_of, require_room
 from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
+from tr11ops.snapshot import Unknown, known
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -68,43 +71,81 @@ def process(
     `typed` is the card as the person named it. Nothing that disk, network or mail server do is raised: it is a note.
     """
     policy = policy_for(directory, card, typed)
-    found = tuple(findings)
+    sight = Look(tuple(findings), blind, observed, now)
+    try:
+        if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
+            raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
+        require_room(alerts_folder(directory))  # one that takes the book but no message would keep all quiet
+        return _recorded(directory, card, policy, sight, deliver)
+    except (OSError, NewerSchema) as error:
+        trouble = error
+    if isinstance(trouble, OSError) and directory.exists:
+        with suppress(OSError), fallback_of(directory) as local:
+            note = f"the run directory cannot be written ({cause(trouble)}): alerts are kept in {local.root}"
+            _take_over(directory, local)
+            done = _recorded(local, card, policy, sight, deliver, directory)
+            return replace(done, notes=(note, *done.notes))
+    return _without_record(directory, card, policy, sight, deliver, trouble)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look found at `time`, who could not judge, and whether anything was seen at all."""
+
+    found: tuple[Finding, ...]
+    blind: frozenset[str]
+    observed: bool
+    time: float
+
+    def of(self, book: Book, policy: Policy) -> Book:
+        """The book with this look taken in."""
+        return look(book, self.found, _blind(book, self.blind, self.observed), policy, self.time)
+
+
+def _recorded(
+    store: RunDirectory,
+    card: RunCard,
+    policy: Policy,
+    sight: Look,
+    deliver: bool,
+    home: RunDirectory | None = None,
+) -> Outcome:
+    """As `process`, with book, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no book.
+
+    `home` is the run directory that cannot be written, where `store` is its fallback: what its book knows counts, and
+    what it has not sent yet is sent from here.
+    """
+    now = sight.time
+    known_there = Book() if home is None else known(read_observed(lambda: read_book(home).book), Book())
     notes: list[str] = []
-    replies = _replies(directory, notes)
-    before = backlog(directory)
+    replies = _replies(store, notes)
+    before = backlog(store)
 
     def change(book: Book) -> tuple[Book, tuple[tuple[Message, ...], dict[str, str]]]:
+        if home is not None:
+            book = merged(known_there if book.looked is None else replace(known_there, events=()), book)
         answered, refused = apply_replies(book, replies, now)
-        looked = look(answered, found, _blind(answered, blind, observed), policy, now)
+        looked = sight.of(answered, policy)
         after, messages = tell(looked, policy, now, before)
         if not deliver:
             after = looked.with_events(_suppressed(looked, message, now) for message in messages)
         return after, (messages, refused)
 
-    try:
-        if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
-            raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
-        stored, (messages, refused) = commit(directory, change)
-    except (OSError, NewerSchema) as error:
-        notes.append(f"alerts cannot be recorded, so messages go out anew at each look: {cause(error)}")
-        notes += _ping(card) if observed else []
-        last = read_observed(lambda: read_book(directory).book)
-        book = Book() if isinstance(last, Unknown) else last
-        looked = look(book, found, _blind(book, blind, observed), policy, now)
-        return _without_record(card, policy, looked, now, deliver, notes)
+    stored, (messages, refused) = commit(store, change)
     if stored.damage:
         notes.append(f"{stored.damage}; what could be read was used, and some messages may come again")
-    notes += put_away(directory, replies, refused)
+    notes += put_away(store, replies, refused)
     if not policy.is_reachable:
         notes.append("nobody is told of anything: set alerts.recipients in the card")
-    notes += flush(directory, stored, messages if deliver else (), policy, now)
+    mine = messages if home is None else stored.book.messages
+    notes += flush(store, stored, mine if deliver else (), policy, now)
     sent = 0
     if deliver:
-        sent, troubles = send_waiting(directory, card, policy, stored.book, now, DELIVERY_SECONDS)
+        sent, troubles = send_waiting(store, card, policy, stored.book, now, DELIVERY_SECONDS)
         notes += troubles
-    if observed:
+    if sight.observed:
         notes += _ping(card)
-    left = waiting(directory)
+    left = waiting(store)
     if isinstance(left, Unknown) and not any(left.why in note for note in notes):
         notes.append(f"outbox: {left.why}")
     return Outcome(
@@ -115,6 +156,12 @@ def process(
         waiting=Waiting() if isinstance(left, Unknown) else left,
         notes=tuple(notes),
     )
+
+
+def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
+    """Queue in the fallback directory what waits in an outbox that takes no claim. Raises OSError."""
+    for entry in known(read_observed(lambda: waiting_entries(directory)), ()):
+        queue(local, entry.message, (entry.route,))
 
 
 def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
@@ -136,9 +183,14 @@ def _blind(book: Book, blind: frozenset[str], observed: bool) -> frozenset[str]:
 
 
 def _without_record(
-    card: RunCard, policy: Policy, looked: Book, now: float, deliver: bool, notes: list[str]
+    directory: RunDirectory, card: RunCard, policy: Policy, sight: Look, deliver: bool, trouble: Exception
 ) -> Outcome:
     """Where nothing can be written, those on duty hear of it all the same, though at each look again."""
+    notes = [f"alerts cannot be recorded, so messages go out anew at each look: {cause(trouble)}"]
+    notes += _ping(card) if sight.observed else []
+    last = read_observed(lambda: read_book(directory).book)
+    looked = sight.of(Book() if isinstance(last, Unknown) else last, policy)
+    now = sight.time
     after, messages = tell(looked, policy, now, only=frozenset(alert.fingerprint for alert in looked.alerts))
     sent = 0
     for message in messages if deliver else ():

@@ -74,13 +74,13 @@ def pulse(
     result = take_pulse(
         Run(card, directory, eye, user_name(), named_card(run)), hands, email=not no_email, dry_run=dry_run
     )
+    for note in result.notes:  # before the answer: a last line that names a fault of a file is a command that broke
+        say(f"tr11: {note}")
     if as_json:
         typer.echo(json.dumps(document(result, dry_run), indent=1, allow_nan=False))
     else:
         for line in result.lines:
             typer.echo(line)
-    for note in result.notes:
-        say(f"tr11: {note}")
     if dry_run:
         say("nothing was written, sent or changed (--dry-run)")
     raise typer.Exit(result.verdict.exit_code)

@@ -110,8 +110,11 @@ class ClaimFolder:
         return mine
 
     def release(self, claim: Claim) -> None:
-        """Let go of one's own claim."""
-        self.write(replace(claim, held=False))
+        """Let go of one's own claim; on a full disk, which takes no new word, by removing it."""
+        try:
+            self.write(replace(claim, held=False))
+        except OSError:
+            self._file(claim.epoch).unlink()
 
     def take(self, claim: Claim, after: Claim | None) -> Claim | None:
         """Make the claim that follows `after`; None when somebody else was faster."""

@@ -20,7 +20,8 @@ class PeriodicJob:
     """One periodic job: the words behind `tr11`, when it runs, and how long a round may take.
 
     `answers` are the exit codes with which it has done its work; any other is a failed round. `chain` is the chain of
-    Slurm jobs that runs it. `unwanted` says why the card does not want it, "" when it does.
+    Slurm jobs that runs it. `unwanted` says why the card does not want it, "" when it does. One that `watches` runs
+    even where the run directory cannot be written, and two hosts may then do it at once; others are left.
     """
 
     name: str
@@ -31,6 +32,7 @@ class PeriodicJob:
     answers: frozenset[int] = FINE_OR_PERSON
     chain: ChainName = "hourly"
     unwanted: str = ""
+    watches: bool = False
 
 
 def table(card: RunCard) -> tuple[PeriodicJob, ...]:
@@ -40,6 +42,7 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
             PeriodicJob(
                 "pulse", ("pulse",), Every(card.alerts.interval_minutes * 60), 900, "watches the run",
                 answers=FINE_OR_PERSON | {3},  # it has alarms of its own for a scheduler that does not answer
+                watches=True,
             ),
             PeriodicJob(
                 "nodes-check", ("nodes", "check", "--due"), Every(card.cron.node_check_hours * 3600), 1800,
@@ -57,7 +60,7 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
             PeriodicJob(
                 "filesystems", ("fs-watchdog",), _each(card, card.cron.filesystem_hours), 7200,
                 "how full the disks are", unwanted="" if card.filesystems else "no [[filesystems]]",
-                chain="daily" if card.cron.filesystem_hours >= 24 else "hourly",
+                chain="daily" if card.cron.filesystem_hours >= 24 else "hourly", watches=True,
             ),
             _backup(card),
         )  # fmt: skip

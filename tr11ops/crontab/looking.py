@@ -11,6 +11,7 @@ from tr11ops.crontab.jobs import PeriodicJob, chain_schedule
 from tr11ops.crontab.state import read_chains, read_jobs
 from tr11ops.crontab.status import CronView, view
 from tr11ops.evidence import cause, observed
+from tr11ops.fallback import existing_fallback
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Observed, Unknown, known
@@ -29,6 +30,7 @@ def look(
     `in_table` says whether this machine's cron has the run's lines; it is asked only where no job ever ran.
     """
     states, chains = read_jobs(directory), read_chains(directory)
+    local = existing_fallback(directory)
     names = [chain.name for chain in known(chains, ())]
     living = {state.name: _lives(directory, state.name, now) for state in known(states, ()) if state.is_running}
     return view(
@@ -40,6 +42,7 @@ def look(
         living,
         now,
         is_installed=states == () and in_table(),
+        fallback=str(local.root) if local is not None and (local.paths.state / "cron").is_dir() else "",
     )
 
 

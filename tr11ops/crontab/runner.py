@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -15,14 +16,15 @@ from typing import Literal, TypeAlias
 from tr11ops.cluster.local_processes import mark
 from tr11ops.crontab.child import Child, Ending, end_orphan
 from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.crontab.jobs import PeriodicJob, due
+from tr11ops.crontab.jobs import PeriodicJob, due, wanted
 from tr11ops.crontab.output import RoundOutput, stamp
 from tr11ops.crontab.schedule import is_due, next_due
-from tr11ops.crontab.state import JobState, cron_folder, job_file, read_job, write_job
-from tr11ops.evidence import cause
+from tr11ops.crontab.state import JobState, cron_folder, fallback_round, job_file, read_job, write_job
+from tr11ops.evidence import cause, observed
+from tr11ops.fallback import fallback_of, write_or_fall_back
 from tr11ops.launch.render import code_root
 from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
+from tr11ops.snapshot import Unknown, known
 from tr11ops.units import duration
 from trainer.contract import read_json
 
@@ -57,6 +59,7 @@ class Place:
     """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
 
     `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.
+    `fallback` is where claims and records go while the run directory cannot be written.
     """
 
     directory: RunDirectory
@@ -67,6 +70,12 @@ class Place:
     clock: Callable[[], float] = time.time
     must_end: threading.Event = field(default_factory=threading.Event)
     seconds_left: Callable[[], float] = lambda: float("inf")
+    fallback: RunDirectory | None = None
+
+    @property
+    def records(self) -> RunDirectory:
+        """Where the claims and records of a round are kept."""
+        return self.fallback or self.directory
 
 
 def tr11_command(words: Iterable[str], card: Path, overrides: Iterable[str] = ()) -> list[str]:
@@ -89,7 +98,7 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
 # ----------------------------------------------------------------------------- which are due
 def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[str, float]:
     """When each job last started. Raises OSError when a record cannot be read; one that is garbage counts as none."""
-    found = {job.name: _last(directory, job.name) for job in jobs}
+    found = {job.name: _read_last(directory, job.name) for job in jobs}
     return {name: state.started for name, state in found.items() if state is not None}
 
 
@@ -97,16 +106,26 @@ def run_due(place: Place, jobs: tuple[PeriodicJob, ...]) -> tuple[Round, ...]:
     """One round of each job that is due now, one after another."""
     try:
         chosen = due(jobs, last_starts(place.directory, jobs), place.clock())
-    except OSError as error:
-        return (Round("all", "not recorded", f"the records of the jobs cannot be read: {cause(error)}"),)
+    except OSError:
+        chosen = wanted(jobs)  # each one says, or finds its way around, what cannot be read
     rounds = []
     for job in chosen:
         if not place.must_end.is_set():
             rounds.append(run_job(place, job))
-    return tuple(rounds)
+    return tuple(done for done in rounds if done.result != "not due")
 
 
-def _last(directory: RunDirectory, name: str) -> JobState | None:
+def _last(place: Place, name: str) -> JobState | None:
+    """The last round, wherever it is on record. Raises OSError, but not where the fallback stands in for it."""
+    try:
+        return _read_last(place.directory, name)
+    except OSError:
+        if place.fallback is None:
+            raise
+        return known(observed(lambda: fallback_round(place.directory, name)), None)
+
+
+def _read_last(directory: RunDirectory, name: str) -> JobState | None:
     """The last round. Raises OSError. A file that holds no record is replaced by the next round, so it is as none."""
     state = read_job(directory, name)
     if not isinstance(state, Unknown):
@@ -123,21 +142,36 @@ def run_job(place: Place, job: PeriodicJob, forced: bool = False) -> Round:
     """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job does.
 
     A round is started at most once: whoever is killed in the middle of it leaves a record that says so, and the next
-    round is the next point of the schedule.
+    round is the next point of the schedule. Where that cannot be recorded in the run directory, what watches is claimed
+    and recorded in this machine's fallback directory: once for each host.
     """
     try:
-        if not forced and not _is_due(place, job):
-            return Round(job.name, "not due")
-        seconds = min(job.timeout_seconds, place.seconds_left())
-        if seconds < min(job.timeout_seconds, 60):
-            return Round(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
-        return _claimed(place, job, seconds, forced)
+        return _run_if_due(place, job, forced)
     except OSError as error:
-        return Round(job.name, "not recorded", f"nothing is run that cannot be recorded: {cause(error)}")
+        why = f"nothing is run that cannot be recorded: {cause(error)}"
+        if not job.watches:
+            return Round(job.name, "not recorded", why)
+        try:
+            with fallback_of(place.directory) as local:
+                done = _run_if_due(replace(place, fallback=local), job, forced)
+        except OSError as second:
+            return Round(job.name, "not recorded", f"{why}; nor on this machine: {cause(second)}")
+        kept = f"the run directory cannot be written ({cause(error)}): recorded in {local.root}"
+        return replace(done, why=f"{done.why}; {kept}" if done.why else kept)
+
+
+def _run_if_due(place: Place, job: PeriodicJob, forced: bool) -> Round:
+    """Raises OSError when it cannot be recorded; nothing was started then."""
+    if not forced and not _is_due(place, job):
+        return Round(job.name, "not due")
+    seconds = min(job.timeout_seconds, place.seconds_left())
+    if seconds < min(job.timeout_seconds, 60):
+        return Round(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
+    return _claimed(place, job, seconds, forced)
 
 
 def _claimed(place: Place, job: PeriodicJob, seconds: float, forced: bool) -> Round:
-    folder = ClaimFolder(place.directory, job.name)
+    folder = ClaimFolder(place.records, job.name)
     before = folder.newest()
     if before is not None and before.is_living(place.clock()):
         return _skip(place, job, before)
@@ -151,11 +185,12 @@ def _claimed(place: Place, job: PeriodicJob, seconds: float, forced: bool) -> Ro
             return Round(job.name, "not due")
         return _run(place, job, seconds, folder, mine)
     finally:
-        folder.release(mine)
+        with suppress(OSError):  # then it is over when this process is, or its time
+            folder.release(mine)
 
 
 def _is_due(place: Place, job: PeriodicJob) -> bool:
-    state = _last(place.directory, job.name)
+    state = _last(place, job.name)
     return is_due(job.schedule, state.started if state else None, place.clock())
 
 
@@ -167,7 +202,7 @@ def _skip(place: Place, job: PeriodicJob, owner: Claim | None) -> Round:
 
 
 def _run(place: Place, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> Round:
-    last = _last(place.directory, job.name)
+    last = _last(place, job.name)
     failures = last.failures_in_a_row if last else 0
     now = place.clock()
     began = JobState(
@@ -184,7 +219,7 @@ def _run(place: Place, job: PeriodicJob, seconds: float, folder: ClaimFolder, mi
         next_due=next_due(job.schedule, now, now),
     )
     output = RoundOutput(_log(place, job), f"{stamp(now)} {job.name} by {place.way} on {mine.host}")
-    write_job(place.directory, began)
+    write_job(place.records, began)
     steady = time.monotonic()
     try:
         child = Child(place.command(job), place.environment, place.folder, output.feed)
@@ -198,8 +233,8 @@ def _run(place: Place, job: PeriodicJob, seconds: float, folder: ClaimFolder, mi
     child.go()
     code, ending = child.wait(seconds, place.must_end.is_set)
     why = failure(job, code, ending, output.lines(), seconds)
-    newest = folder.newest()
-    if newest is not None and newest.epoch != mine.epoch:  # this process was stopped for so long that others went on
+    newest = known(observed(folder.newest), None)
+    if newest is not None and newest.epoch > mine.epoch:  # this process was stopped for so long that others went on
         return Round(job.name, "failed", f"it was taken over by {newest}")
     return _end(place, job, began, output, steady, code, why)
 
@@ -216,9 +251,23 @@ def _end(
         failures_in_a_row=began.failures_in_a_row + 1 if why else 0,
     )
     output.close(f"{why or f'exit code {code}'} after {duration(took)}")
-    write_job(place.directory, ended)
-    notes = "; ".join(text for text in (why, output.fault and f"its output was not kept: {output.fault}") if text)
-    return Round(job.name, "failed" if why else "ran", notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
+    result: Result = "failed" if why else "ran"
+    kept = output.fault and f"its output was not kept: {output.fault}"
+    try:
+        kept = _record_end(place, ended) or kept
+    except OSError as error:
+        result, kept = "not recorded", f"its end is not recorded: {cause(error)}"
+    notes = "; ".join(text for text in (why, kept) if text)
+    return Round(job.name, result, notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
+
+
+def _record_end(place: Place, ended: JobState) -> str:
+    """Put a round that has run on record, wherever that can be done; says where. Raises OSError."""
+    if place.fallback is not None:
+        write_job(place.fallback, ended)
+        return ""
+    _, elsewhere = write_or_fall_back(place.directory, lambda records: write_job(records, ended))
+    return f"the run directory cannot be written: its end is recorded in {elsewhere}" if elsewhere else ""
 
 
 def failure(job: PeriodicJob, code: int, ending: Ending, lines: list[str], seconds: float) -> str:
@@ -246,4 +295,4 @@ def _is_refusal(lines: list[str]) -> bool:
 
 
 def _log(place: Place, job: PeriodicJob) -> Path:
-    return cron_folder(place.directory) / f"{job.name}.log"
+    return cron_folder(place.records) / f"{job.name}.log"

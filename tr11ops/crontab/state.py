@@ -4,6 +4,9 @@ state/cron/NAME.json            the last round of one periodic job
 state/cron/NAME.log             what its last rounds wrote
 state/cron/chain-hourly.json    the next link of the chain of Slurm jobs that runs the hourly ones
 state/cron/chain-daily.json     the same for the daily ones
+
+While the run directory cannot be written, rounds of what watches are in this machine's fallback directory, under the
+same names: of two records of one job the later round counts.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.evidence import observed
+from tr11ops.fallback import existing_fallback
 from tr11ops.rundir import RunDirectory, make_shared
-from tr11ops.snapshot import Observed
+from tr11ops.snapshot import Observed, known
 from trainer.contract import read_json, write_json
 
 STATE_SCHEMA = 1
@@ -88,14 +92,16 @@ def chain_file(directory: RunDirectory, name: str) -> Path:
 # ----------------------------------------------------------------------------- reading
 def read_job(directory: RunDirectory, name: str) -> Observed[JobState | None]:
     """One job's last round; None when it never ran."""
-    return observed(lambda: _read(JobState, job_file(directory, name), name))
+    return observed(lambda: _last_round(directory, name))
 
 
 def read_jobs(directory: RunDirectory) -> Observed[tuple[JobState, ...]]:
     """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot be read."""
 
     def read() -> tuple[JobState, ...]:
-        found = (_read(JobState, job_file(directory, name), name) for name in _job_names(directory))
+        local = existing_fallback(directory)
+        names = {*_job_names(directory), *(_job_names(local) if local is not None else ())}
+        found = (_last_round(directory, name) for name in sorted(names))
         return tuple(state for state in found if state is not None)
 
     return observed(read)
@@ -109,6 +115,23 @@ def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
         return tuple(state for state in found if state is not None)
 
     return observed(read)
+
+
+def fallback_round(directory: RunDirectory, name: str) -> JobState | None:
+    """One job's last round in this machine's fallback directory. Raises OSError; ValueError for what is no record."""
+    local = existing_fallback(directory)
+    found: JobState | None = _read(JobState, job_file(local, name), name) if local is not None else None
+    return found
+
+
+def _last_round(directory: RunDirectory, name: str) -> JobState | None:
+    return later(_read(JobState, job_file(directory, name), name), fallback_round(directory, name))
+
+
+def later(one: JobState | None, other: JobState | None) -> JobState | None:
+    """Of two records of one job, that of the later round; its end counts as later than its start."""
+    found = [state for state in (one, other) if state is not None]
+    return max(found, key=lambda state: (state.started, state.ended is not None), default=None)
 
 
 def _job_names(directory: RunDirectory) -> list[str]:
@@ -155,6 +178,18 @@ def write_job(directory: RunDirectory, state: JobState) -> None:
 def write_chain(directory: RunDirectory, state: ChainState) -> None:
     """Replace one chain's record. Raises OSError as the file system does."""
     _write(chain_file(directory, state.name), state)
+
+
+def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
+    """Move another directory's records of rounds into this one, each unless this one has a later. Raises OSError."""
+    for name in _job_names(other):
+        path = job_file(other, name)
+        theirs = known(observed(lambda path=path, name=name: _read(JobState, path, name)), None)  # type: ignore[misc]
+        ours = known(observed(lambda name=name: _read(JobState, job_file(directory, name), name)), None)  # type: ignore[misc]
+        newest = later(ours, theirs)
+        if newest is not None and newest is not ours:
+            write_job(directory, newest)
+        path.unlink()
 
 
 def _write(path: Path, state: JobState | ChainState) -> None:

@@ -88,10 +88,12 @@ def view(
     living: Mapping[str, bool],
     now: float,
     is_installed: bool = False,
+    fallback: str = "",
 ) -> CronView:
     """Judge what is on record. `links` are the queue's by chain, `living` which jobs' owners still live.
 
     `is_installed`: something is there that will start the jobs, so that none of them ever ran is no fault yet.
+    `fallback`: where rounds were recorded because the run directory could not be written, "" where none was.
     """
     unknown = [f"the records of the jobs: {states.why}"] if isinstance(states, Unknown) else []
     unknown += [f"the records of the chains: {chains.why}"] if isinstance(chains, Unknown) else []
@@ -104,6 +106,9 @@ def view(
         if isinstance(queue, Unknown):
             unknown.append(f"whether the {chain.name} chain lives: {queue.why}")
     problems = [Problem(row.fault, _chain_fix(row)) for row in chain_rows if row.fault]
+    if fallback:
+        text = f"the run directory could not be written: rounds are recorded in {fallback}, on this machine"
+        problems.append(Problem(text, "tr11 pulse"))
     rows: tuple[JobRow, ...] = ()
     if not isinstance(states, Unknown):
         by_name = {state.name: state for state in states}

@@ -306,7 +306,7 @@ def test_a_folder_that_cannot_be_used_is_said(office: Make, mailbox: Mailbox) ->
     desk.directory.paths.state.mkdir()
     desk.folder_of("").parent.joinpath("alerts").write_text("in the way")
     outcome = desk.look(NOON, finding())
-    assert any("alerts cannot be recorded" in note for note in outcome.notes)
+    assert any("the run directory cannot be written (" in note for note in outcome.notes)
     assert len(mailbox.mails) == 1
 
 

@@ -1,0 +1,206 @@
+"""A run directory on a disk that is really full, or really read-only: it is watched, and what was seen is not lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.disk_fixture import Disk
+from tests.tr11ops.alerts.office import ANA, NOON, Mailbox, Office, Server, finding
+from tests.tr11ops.cli.local_bench import NODES, LocalBench
+from tests.tr11ops.crontab.rounds import job, place, run_directory
+from tr11ops.alerts.book import Alert, Book
+from tr11ops.alerts.merging import merged
+from tr11ops.bring_back import bring_back
+from tr11ops.crontab.runner import run_due, run_job
+from tr11ops.crontab.state import read_job
+from tr11ops.detect.finding import Severity
+from tr11ops.fallback import VARIABLE, existing_fallback, fallback_of
+from tr11ops.journal import read_journal
+from tr11ops.snapshot import known
+
+FAULTS = ["full", "read-only"]
+
+
+# ----------------------------------------------------------------------------- the fallback directory
+def test_the_fallback_is_private_and_what_others_could_have_made_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir(mode=0o755)
+    monkeypatch.setenv(VARIABLE, str(base))
+    directory = run_directory(tmp_path)
+    private = base / f"tr11-{os.geteuid()}"
+    assert existing_fallback(directory) is None and not private.exists()
+    with fallback_of(directory) as local:
+        assert local.root.parent == private and private.stat().st_mode & 0o777 == 0o700
+        assert local.root.stat().st_mode & 0o777 == 0o700
+    private.chmod(0o770)
+    with pytest.raises(PermissionError, match="private folder"), fallback_of(directory):
+        pass
+    assert existing_fallback(directory) is None
+    private.chmod(0o700)
+    private.rename(tmp_path / "trap")
+    private.symlink_to(tmp_path / "trap")
+    with pytest.raises(PermissionError, match="private folder"), fallback_of(directory):
+        pass
+    private.unlink()
+    base.chmod(0o777)  # without the sticky bit anybody could put another folder in the place of ours
+    with pytest.raises(PermissionError, match="private folder"), fallback_of(directory):
+        pass
+    base.chmod(0o1777)
+    with fallback_of(directory) as local:
+        assert local.root.is_dir()
+
+
+# ----------------------------------------------------------------------------- rounds
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_watches_runs_once_and_its_round_is_on_record_afterwards(disk: Disk, tmp_path: Path, fault: str) -> None:
+    there = place(disk.place, f"echo hello; echo x >> {tmp_path}/runs")
+    watching, other = job(watches=True), job("sync")
+    assert [done.result for done in run_due(there, (watching, other))] == ["ran", "ran"]
+    disk.break_as(fault)
+    later = replace(there, clock=lambda: known(read_job(there.directory, "pulse"), None).next_due + 1)  # type: ignore[union-attr]
+    moment = later.clock()
+    later = replace(there, clock=lambda: moment)
+    first, left = run_due(later, (watching, other))
+    assert (first.result, left.result) == ("ran", "not recorded") and "the run directory cannot be written (" in first.why
+    assert run_job(later, watching).result == "not due"
+    assert (tmp_path / "runs").read_text() == "x\n" * 3
+    state = known(read_job(there.directory, "pulse"), None)
+    assert state is not None and state.started == moment and state.runs == 2
+    assert bring_back(there.directory) == ()  # it cannot be written yet
+    disk.mend(fault)
+    assert "in the run directory again" in bring_back(there.directory)[0]
+    assert existing_fallback(there.directory) is None
+    state = known(read_job(there.directory, "pulse"), None)
+    assert state is not None and state.runs == 2 and state.exit_code == 0
+    assert (there.directory.paths.state / "cron" / "pulse.log").read_text().count("hello") == 2
+    assert bring_back(there.directory) == ()
+
+
+def test_a_round_that_ends_on_a_disk_that_was_filled_meanwhile_is_not_run_twice(disk: Disk, tmp_path: Path) -> None:
+    there = place(disk.place, f"echo x >> {tmp_path}/runs; cat /dev/zero > {disk.place}/filler; true")
+    done = run_job(there, job(watches=True))
+    assert done.result == "ran" and "its end is recorded in" in done.why
+    assert run_job(there, job(watches=True)).result == "not due"
+    assert (tmp_path / "runs").read_text() == "x\n"
+    disk.free()
+    bring_back(there.directory)
+    state = known(read_job(there.directory, "pulse"), None)
+    assert state is not None and state.ended is not None
+
+
+# ----------------------------------------------------------------------------- alerts
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_alert_is_mailed_once_and_its_incident_is_in_the_run_afterwards(
+    disk: Disk, mailbox: Mailbox, server: Server, fault: str
+) -> None:
+    desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
+    desk.look(NOON, finding("slow-node", Severity.WARNING))
+    disk.break_as(fault)
+    for minute in (5, 10, 15):
+        outcome = desk.look(NOON + 60 * minute, finding("slow-node", Severity.WARNING), finding())
+        assert "alerts are kept in " in outcome.notes[0]
+    assert [subject.split("]")[0] for subject in mailbox.subjects] == ["[WARNING", "[CRITICAL"]
+    assert len(desk.book.open_alerts) == 1
+    disk.mend(fault)
+    bring_back(desk.directory)
+    assert {alert.detector for alert in desk.book.open_alerts} == {"slow-node", "stalled"}
+    ledger = read_journal(desk.directory.journal)
+    opened = [entry.data["detector"] for entry in ledger.entries if entry.kind == "alert-opened"]
+    assert ledger.is_sound and sorted(opened) == ["slow-node", "stalled"]
+    desk.look(NOON + 1200, finding())
+    assert len(mailbox.mails) == 2 and not list(desk.folder_of("outbox").glob("*.json"))
+
+
+def test_what_waited_when_the_disk_filled_is_sent_all_the_same(disk: Disk, mailbox: Mailbox, server: Server) -> None:
+    """The mail server was away, then the disk filled: the message waits in an outbox that takes no claim."""
+    desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
+    mailbox.data_answers = ["451 later"]
+    desk.look(NOON, finding())
+    assert mailbox.mails == []
+    disk.fill()
+    desk.look(NOON + 3600, finding())
+    assert len(mailbox.mails) == 1
+    disk.free()
+    bring_back(desk.directory)
+    desk.look(NOON + 7200, finding())
+    assert len(mailbox.mails) == 1
+
+
+def test_a_book_that_fits_on_a_disk_that_takes_no_message_keeps_nothing_quiet(
+    disk: Disk, mailbox: Mailbox, server: Server
+) -> None:
+    desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
+    desk.look(NOON)
+    disk.fill()
+    with (disk.place / "filler").open("r+b") as filler:
+        filler.truncate((disk.place / "filler").stat().st_size - 8192)
+    desk.look(NOON + 60, finding())
+    assert len(mailbox.mails) == 1
+
+
+def alert(began: float, seen: float, **more: object) -> Alert:
+    return Alert("f1", "stalled", "7", Severity.CRITICAL, "t", (), "", "", began, began, seen, **more)  # type: ignore[arg-type]
+
+
+def test_of_two_books_the_later_word_on_each_alert_counts() -> None:
+    acknowledged = alert(10, 20, acknowledged_by="ana", acknowledged_at=25.0)
+    both = merged(Book((acknowledged,), looked=20), Book((alert(10, 50),), looked=50))
+    assert (both.alerts[0].last_seen, both.alerts[0].acknowledged_by, both.looked) == (50, "ana", 50)
+    over = alert(10, 20, resolved_at=60.0)
+    assert not merged(Book((over,), looked=60), Book((alert(10, 50),), looked=50)).open_alerts
+    again = merged(Book((over,), looked=60), Book((alert(70, 80),), looked=80))
+    assert again.alerts[0].began == 70 and [one.began for one in again.closed] == [10]
+    assert merged(again, Book()) == again == merged(Book(), again)
+
+
+# ----------------------------------------------------------------------------- all of it, as it is typed
+@pytest.fixture
+def bench(disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+    """A run on the small disk; the scheduler and the card's folder are there too, and not filled by accident."""
+    tmp_path = disk.place.parent
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
+    monkeypatch.setenv("TR11_LOCAL_NODES", str(NODES))
+    monkeypatch.delenv("TR11_RUN", raising=False)
+    under_test = LocalBench(tmp_path, capsys)
+    try:
+        yield under_test
+    finally:
+        under_test.clear()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_cron_alerts_and_the_incident_reaches_the_hand_over(
+    bench: LocalBench, disk: Disk, mailbox: Mailbox, server: Server, fault: str
+) -> None:
+    bench.card.write_text(
+        bench.card.read_text()
+        + f'\n[alerts]\nrecipients = ["{ANA}"]\nsmtp_host = "127.0.0.1"\nsmtp_port = {server.port}\n'
+    )
+    words = ("--run", str(bench.card), "--set", f"run.directory={disk.place}/run")
+    bench.block()
+    assert bench.tr11("launch", *words, "--scheduler", "local", "--array", "1-2").code == 0
+    assert bench.tr11("cron", "run", "pulse", *words).code == 0
+    (queued,) = [one for one in bench.living() if one.name == "small"]
+    bench.scheduler.cancel(queued.array_id or queued.raw_id)
+    bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
+    disk.break_as(fault)
+    said = bench.tr11("cron", "run", "pulse", *words)
+    assert said.code == 0 and "the run directory cannot be written (" in said.err
+    assert any("[CRITICAL] small: " in subject for subject in mailbox.subjects)
+    told = len(mailbox.mails)
+    assert bench.tr11("cron", "run", "pulse", *words).code == 0 and len(mailbox.mails) == told, mailbox.subjects
+    shown = bench.tr11("cron", "status", *words)
+    assert "rounds are recorded in " in shown.out and shown.code == 1
+    disk.mend(fault)
+    assert bench.tr11("cron", "run", "pulse", *words).code == 0
+    shown = bench.tr11("handover", *words, "--dry-run").out
+    assert "nothing runs" in shown and "alert" in shown
+    assert "rounds are recorded in" not in bench.tr11("cron", "status", *words).out

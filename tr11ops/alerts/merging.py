@@ -1,0 +1,48 @@
+"""Two books of alerts that went on from one: the run's own, and that of a machine which could not write it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tr11ops.alerts.book import CLOSED_KEPT, Alert, Book, incident_of
+
+
+def merged(home: Book, local: Book) -> Book:
+    """What both books know: of each alert the later word, every incident, and all that is still to be done."""
+    alerts = {alert.fingerprint: alert for alert in home.alerts}
+    closed = {(one.fingerprint, one.began): one for one in (*home.closed, *local.closed)}
+    for alert in local.alerts:
+        other = alerts.get(alert.fingerprint)
+        alerts[alert.fingerprint] = alert if other is None else _later(other, alert)
+        if other is not None and other.began != alert.began:  # another incident of the same fault
+            older = min(other, alert, key=lambda one: one.began)
+            closed[older.fingerprint, older.began] = incident_of(older)
+    standing = {(alert.fingerprint, alert.began) for alert in alerts.values()}
+    ended = sorted((one for key, one in closed.items() if key not in standing), key=lambda one: one.began)
+    newest = home if (home.looked or 0.0) >= (local.looked or 0.0) else local
+    digests = [book.digested for book in (home, local) if book.digested is not None]
+    return replace(
+        newest,
+        alerts=tuple(alerts.values()),
+        closed=tuple(ended[-CLOSED_KEPT:]),
+        messages=tuple({message.id: message for message in (*home.messages, *local.messages)}.values()),
+        events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
+        digested=max(digests, default=None),
+    )
+
+
+def _later(one: Alert, other: Alert) -> Alert:
+    """The alert as it was known last, with what a person has said of it meanwhile."""
+    older, newer = sorted((one, other), key=lambda alert: max(alert.last_seen, alert.resolved_at or 0.0))
+    if older.began != newer.began or newer.is_acknowledged or not older.is_acknowledged:
+        return newer
+    if (older.acknowledged_at or 0.0) < newer.opened:
+        return newer
+    return replace(
+        newer,
+        acknowledged_by=older.acknowledged_by,
+        acknowledged_at=older.acknowledged_at,
+        acknowledged_why=older.acknowledged_why,
+        first_acknowledged_by=newer.first_acknowledged_by or older.first_acknowledged_by,
+        owner=newer.owner or older.owner,
+    )
