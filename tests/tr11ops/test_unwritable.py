@@ -68,7 +68,8 @@ def test_what_watches_runs_once_and_its_round_is_on_record_afterwards(disk: Disk
     moment = later.clock()
     later = replace(there, clock=lambda: moment)
     first, left = run_due(later, (watching, other))
-    assert (first.result, left.result) == ("ran", "not recorded") and "the run directory cannot be written (" in first.why
+    assert (first.result, left.result) == ("ran", "not recorded")
+    assert "the run directory cannot be written (" in first.why
     assert run_job(later, watching).result == "not due"
     assert (tmp_path / "runs").read_text() == "x\n" * 3
     state = known(read_job(there.directory, "pulse"), None)
