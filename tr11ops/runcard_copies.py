@@ -99,6 +99,9 @@ class BackupSection(Section):
     reread_days: float = Field(
         default=30, gt=0, le=3650, description="every byte of the archives is read again within this time"
     )
+    confirm_hours: float = Field(
+        default=48, gt=0, le=8760, description="a copy behind a network counts for prune if it was listed so lately"
+    )
     partition: Word | None = Field(default=None, description="of a round that is a job; default: [cron] partition")
     account: Word | None = Field(default=None, description="who pays for it; default: [cron] account")
     constraint: Word | None = Field(default=None, description="node feature asked for; default: [cron] constraint")

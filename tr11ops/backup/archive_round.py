@@ -19,8 +19,9 @@ from tr11ops.backup.rotation import choose, oldest
 from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.survey import Survey, bring_in_line, records_of, survey
-from tr11ops.backup.transfer import CopyError, CopyStopped
+from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged
 from tr11ops.backup.turn import Turn
+from tr11ops.checkpoints.damage import note_damage
 from tr11ops.checkpoints.scan import CheckpointRow, list_rows
 from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory
@@ -61,10 +62,15 @@ class ArchiveRound:
         self._directory, self._card = place.directory, place.card
         self._read_round: float | None = None
         self._unread: float | None = None
+        self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
         """All that is asked for. Raises ArchiveError, CopyError, TurnTaken, OSError, ValueError."""
+        moment = self._place.clock()
         seen = survey(self._archive, self._card.run.name, self._card.run.variant)
+        self._tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
+        unseen = (place for place in records_of(self._directory, self._archive) if seen.why_unread(place))
+        self._listed = moment, tuple(sorted(unseen))
         for change in bring_in_line(self._directory, self._archive, seen):
             if change.faults:
                 self._journal_damage(change.record, change.faults)
@@ -93,6 +99,8 @@ class ArchiveRound:
             after = replace(after, reread_round=self._read_round)
         if self._unread is not None:
             after = replace(after, unread=self._unread)
+        if self._listed is not None:
+            after = replace(after, listed=self._listed[0], unseen=self._listed[1])
         write_archive_state(self._directory, after)
         keep_summary(self._directory, CARDS_ARCHIVES, identities(rows_of(self._directory)))
 
@@ -136,6 +144,8 @@ class ArchiveRound:
         except CopyStopped:
             raise
         except CopyError as error:
+            if isinstance(error, SourceDamaged) and error.path:
+                note_damage(self._directory, due.step, due.identity, error.path, "found as it was copied")
             self._journal("backup-failed", str(error), about)
             self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
             return

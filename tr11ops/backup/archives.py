@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
 from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.overlap import overlap_fault
 from tr11ops.backup.records import read_copies
 from tr11ops.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
-FILE_SCHEME = "file://"
+FILE_SCHEMES = ("file://", "local://")
 ANSWER_SECONDS = 10.0  # for a file system that is only looked at
 
 
@@ -32,7 +33,10 @@ def open_archive(name: str, card: RunCard) -> Archive:
         raise ArchiveRefused(f"backup.{name} is not set in the run card; set it, or name an address")
     key = archive_key(address, card)
     if is_folder(address):
-        folder = Path(address.removeprefix(FILE_SCHEME)).expanduser().absolute()
+        folder = folder_of(address)
+        fault = overlap_fault(f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths)
+        if fault:
+            raise ArchiveRefused(fault)
         return FolderArchive(folder, key, card.run.name, has_copies=_has_copies(card, key, str(folder)))
     from tr11ops.backup.remote import open_remote
 
@@ -77,13 +81,20 @@ def archive_key(address: str, card: RunCard) -> str:
 
 def is_folder(address: str) -> bool:
     """Whether an address is that of a folder."""
-    return address.startswith(FILE_SCHEME) or "://" not in address
+    return address.startswith(FILE_SCHEMES) or "://" not in address
+
+
+def folder_of(address: str) -> Path:
+    """The folder that an address names (see `is_folder`)."""
+    for scheme in FILE_SCHEMES:
+        address = address.removeprefix(scheme)
+    return Path(address).expanduser().absolute()
 
 
 def archive_address(address: str) -> str:
     """An address as the archive itself gives it (`Archive.address`)."""
     if is_folder(address):
-        return str(Path(address.removeprefix(FILE_SCHEME)).expanduser().absolute())
+        return str(folder_of(address))
     return address.rstrip("/").replace("gcs://", "gs://", 1)
 
 

@@ -7,9 +7,11 @@ before it is whole. Every method may raise the three errors below, and nothing e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+Unread: TypeAlias = Callable[[str, str], object]  # a path inside the archive, and why it could not be looked at
 
 
 class ArchiveError(Exception):
@@ -79,10 +81,11 @@ class Archive(Protocol):
     def look(self, path: str) -> FarFile | None:
         """The file's facts; None when there is no such file."""
 
-    def list(self, folder: str) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
         """All whole files below a folder, at any depth, in no order; none when there is no such folder.
 
-        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is such a name.
+        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is such a name. `unread`
+        hears of folders inside that could not be listed, and why; without it they are an error of the whole.
         """
 
     def upload(self, path: str, size: int, identity: str) -> Upload:

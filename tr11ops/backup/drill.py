@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.damage import note_record
 from tr11ops.backup.ledger import DrillRecord, write_drill
-from tr11ops.backup.receipts import read_receipt
+from tr11ops.backup.receipts import read_receipt, receipt_path
 from tr11ops.backup.records import CopyRecord
-from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.restore import CopyDamaged, restore_checkpoint
 from tr11ops.backup.round_values import Place
 from tr11ops.backup.transfer import CopyError, CopyStopped
 from tr11ops.backup.turn import Turn
@@ -106,12 +107,17 @@ def _try(
     try:
         receipt = read_receipt(archive, copy.location)
         if receipt is None:
-            return False, f"{archive.address}/{copy.location} has no receipt any more"
+            fault = f"{archive.address}/{copy.location} has no receipt any more"
+            name = receipt_path(copy.location).rpartition("/")[2]
+            note_record(place.directory, place.journal, copy, {name: fault}, "drill")
+            return False, fault
         with place.watch(f"drill {copy.step}", receipt.bytes) as progress:
             restored = restore_checkpoint(archive, receipt, folder, place.transfer(progress))
     except CopyStopped:
         raise
     except (ArchiveError, CopyError, ValueError) as error:
+        if isinstance(error, CopyDamaged):
+            note_record(place.directory, place.journal, copy, {error.path: error.fault}, "drill")
         return False, cause(error)
     found = look(restored)
     return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"

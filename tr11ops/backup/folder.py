@@ -14,10 +14,11 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import ArchiveAway, ArchiveRefused, FarFile, is_unfinished
+from tr11ops.backup.base import ArchiveAway, ArchiveRefused, FarFile, Unread, is_unfinished
 from tr11ops.backup.folder_files import (
     FolderUpload,
     let_go,
@@ -68,15 +69,27 @@ class FolderArchive:
                 return None
             return FarFile(path, facts.st_size) if place.is_file() else None
 
-    def list(self, folder: str) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
         top = self._place(folder) if folder else self._folder
+
+        def note(error: OSError) -> None:
+            if unread is None or error.filename is None or Path(error.filename) == top:
+                raise_unless_missing(error)
+            elif not isinstance(error, FileNotFoundError | NotADirectoryError):
+                place = Path(error.filename).relative_to(self._folder).as_posix()
+                unread(place, f"{error.filename}: {error.strerror or error}")
+
         with translated(top):
-            for root, folders, names in os.walk(top, onerror=raise_unless_missing):
+            for root, folders, names in os.walk(top, onerror=note):
                 folders[:] = [name for name in folders if not is_unfinished(name)]
-                for name in names:
-                    path = Path(root, name)
-                    if not is_unfinished(name) and path.is_file():
-                        yield FarFile(path.relative_to(self._folder).as_posix(), path.stat().st_size)
+                for path in (Path(root, name) for name in names if not is_unfinished(name)):
+                    try:
+                        facts = path.stat()
+                    except OSError as error:
+                        note(error)
+                        continue
+                    if stat.S_ISREG(facts.st_mode):
+                        yield FarFile(path.relative_to(self._folder).as_posix(), facts.st_size)
 
     def upload(self, path: str, size: int, identity: str) -> FolderUpload:
         place = self._place(path)

@@ -5,6 +5,7 @@ A file of the archive is one file of the checkpoint, or a tar of all of them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -153,6 +154,8 @@ class Carrier:
         except FileNotFoundError:
             raise self._fault(file, "it is gone", False) from None
         except OSError as error:
+            if error.errno == errno.EIO:
+                raise self._fault(file, "it cannot be read: Input/output error", False) from error
             raise CopyError(f"{path} cannot be read: {error.strerror or error}; nothing was published") from error
         changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
         if position != file.bytes or after.st_size != file.bytes:
@@ -164,7 +167,8 @@ class Carrier:
         path = self._source.folder / file.path
         if changed or not self._source.is_unchanged():
             return SourceChanged(f"{path} was changed while it was copied: {what}; nothing was published")
-        return SourceDamaged(f"{path}: {what}; nothing was published. Restore it from another copy, or prune the step")
+        text = f"{path}: {what}; nothing was published. Restore it from another copy, or: tr11 checkpoints remove"
+        return SourceDamaged(f"{text} {self._source.step}", file.path, what)
 
     # ------------------------------------------------------------------ and back
     def _differs(self, item: Item, far: str, is_counted: bool) -> str | None:

@@ -29,6 +29,7 @@ class ArchiveState:
 
     `success`: when a round last did all that it had to do; `fault`: why the last one did not, "" if it did.
     `reread_round`: when files were last read in turn; `unread`: when the byte that waits longest was last read.
+    `listed`: when all receipts and sizes were last looked at; `unseen`: places of copies that could not be, then.
     """
 
     archive: str
@@ -41,6 +42,8 @@ class ArchiveState:
     unread: float | None = None
     copies: int = 0
     bytes: int = 0
+    listed: float | None = None
+    unseen: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 

@@ -146,10 +146,26 @@ def read_copy(path: Path) -> CopyRecord | None:
 
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
     """Put a copy on record, or replace its record. Raises OSError."""
-    folder = directory.paths.state / "backup" / "copies" / copy.archive
-    make_shared(folder)
+    path = _path(directory, copy)
+    make_shared(path.parent)
+    write_json(path, asdict(copy))
+
+
+def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:
+    """A copy's record as it is now: another reader may have found damage since `copy` was read. Raises OSError."""
+    try:
+        found = read_copy(_path(directory, copy))
+    except ValueError:
+        return copy
+    is_same = found is not None and (found.address, found.identity, found.copied) == (
+        copy.address, copy.identity, copy.copied,
+    )  # fmt: skip
+    return found if found is not None and is_same else copy
+
+
+def _path(directory: RunDirectory, copy: CopyRecord) -> Path:
     name = copy.location.replace("/", "-").removesuffix(".tar")
-    write_json(folder / f"{name}.json", asdict(copy))
+    return directory.paths.state / "backup" / "copies" / copy.archive / f"{name}.json"
 
 
 def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Upload
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Unread, Upload
 from tr11ops.backup.remote_errors import error_of_exception
 from tr11ops.backup.remote_marker import RunMarker
 
@@ -37,7 +37,7 @@ class FsspecArchive:
             facts = self._facts(self._full(path))
         return None if facts is None else FarFile(path, int(facts["size"] or 0))
 
-    def list(self, folder: str) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
         with self._asking(folder):
             found = self._find(folder.strip("/"))
         for path, facts in found:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Upload
+from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Unread, Upload
 from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
 from tr11ops.backup.remote_http import Answer, Client, Exchange
@@ -69,7 +69,7 @@ class GcsArchive:
             return None
         return FarFile(path, int(self._json(answer, path).get("size", 0)))
 
-    def list(self, folder: str) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
         base = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         prefix = f"{base}{folder.strip('/')}/" if folder.strip("/") else base
         token = ""

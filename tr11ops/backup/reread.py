@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.records import CopiedFile, CopyRecord, Receipt, write_copy
+from tr11ops.backup.records import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.backup.retrying import persist
 from tr11ops.backup.rotation import Stored
 from tr11ops.backup.source import SourceFile
@@ -221,9 +221,10 @@ class ReadBook:
         self._kept = time.monotonic()
         changed = []
         for location in sorted(self._changed):
-            before, receipt = records.get(location), receipts.get(location)
-            if before is None or receipt is None:
+            known, receipt = records.get(location), receipts.get(location)
+            if known is None or receipt is None:
                 continue
+            before = latest_record(self._directory, known)
             after = self._judged(before, receipt)
             make_shared(self._folder)
             write_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)})

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, ArchiveRefused
 from tr11ops.backup.folder_files import make_folders, sync_folder
 from tr11ops.backup.records import CopiedFile, Receipt
 from tr11ops.backup.retrying import persist
@@ -44,6 +44,22 @@ class RestoreError(CopyError):
     """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
 
 
+class CopyDamaged(RestoreError):
+    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong with it (`fault`)."""
+
+    def __init__(self, text: str, path: str, fault: str) -> None:
+        super().__init__(text)
+        self.path, self.fault = path, fault
+
+
+class AlreadyThere(RestoreError):
+    """Another checkpoint, or a damaged one, has the place: `path` is the first file that differs."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 def restore_checkpoint(
     archive: Archive, receipt: Receipt, into: Path, transfer: Transfer, *, latest: Latest = "keep"
 ) -> Path:
@@ -52,14 +68,14 @@ def restore_checkpoint(
     `latest`: whether the file of that name in `into` comes to name the step. Files whose digest the receipt does not
     know ("", see `unreceipted`) are compared with their size alone.
 
-    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room, bytes that differ), CopyStopped,
+    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged, CopyStopped,
     ArchiveError. What was restored is kept, and the next call goes on from there.
     """
     check_receipt(receipt)
     home = into / checkpoint_name(receipt.step)
     try:
         if os.path.lexists(home):
-            _require_same(home, receipt)
+            _require_same(home, receipt, transfer)
         else:
             _restore(archive, receipt, into, home, transfer)
         if latest == "replace" or (latest == "if-missing" and not (into / LATEST_FILE).exists()):
@@ -158,7 +174,7 @@ def _restore(archive: Archive, receipt: Receipt, into: Path, home: Path, transfe
     except OSError:
         if not os.path.lexists(home):
             raise
-        _require_same(home, receipt)  # somebody else restored it meanwhile
+        _require_same(home, receipt, transfer)  # somebody else restored it meanwhile
     sync_folder(into)
 
 
@@ -176,18 +192,24 @@ def _require_room(into: Path, receipt: Receipt, partial: Path) -> None:
         raise RestoreError(f"{into} has room for {free:,} bytes, and {missing:,} are still to come; make room there")
 
 
-def _require_same(home: Path, receipt: Receipt) -> None:
-    """Raises RestoreError unless this very copy lies in `home`. Sizes are compared, and the manifest's digest."""
-    for file in receipt.files:
+def _require_same(home: Path, receipt: Receipt, transfer: Transfer) -> None:
+    """Raises RestoreError unless this very copy lies in `home`, every byte of it."""
+
+    def differs(file: CopiedFile) -> bool:
+        transfer.check_stop()
         place = home / file.path
-        is_same = place.is_file() and place.stat().st_size == file.bytes
-        if is_same and file.path == MANIFEST_FILE and file.digest:
-            is_same = file_digest(place) == file.digest
-        if not is_same:
-            raise RestoreError(
-                f"{home} is there already, and is not this copy ({file.path} differs); nothing was changed. "
-                "Restore into another folder, or move it away"
-            )
+        is_same = place.is_file() and place.stat().st_size == file.bytes and file.digest in ("", file_digest(place))
+        transfer.on_bytes(file.bytes)
+        return not is_same
+
+    first = sorted(receipt.files, key=lambda file: file.path != MANIFEST_FILE)  # it tells most in few bytes
+    with ThreadPoolExecutor(transfer.parallel, thread_name_prefix="compare") as threads:
+        found = next((file for file, bad in zip(first, threads.map(differs, first), strict=True) if bad), None)
+    if found is not None:
+        raise AlreadyThere(
+            f"{home} is there already, and is not this copy ({found.path} differs); nothing was changed. "
+            "Restore into another folder, or move it away", found.path,
+        )  # fmt: skip
 
 
 def _check_manifest(folder: Path, receipt: Receipt) -> None:
@@ -240,10 +262,10 @@ class _Reader:
                 return
             part.unlink()
             self._transfer.say(f"{self._place(file)} did not come as it was copied; it is read again")
-        raise RestoreError(
-            f"{self._place(file)} is damaged: its digest is not the receipt's. Restore from another copy, and type: "
-            "tr11 backup verify"
-        )
+        raise self._damaged(file, "other bytes than were copied")
+
+    def _damaged(self, file: CopiedFile, fault: str) -> CopyDamaged:
+        return CopyDamaged(f"{self._place(file)} is damaged: {fault}. Restore from another copy", file.path, fault)
 
     def _fill(self, file: CopiedFile, part: Path, counted: _Counter) -> str:
         """Write what is missing; returns the SHA-256 of the whole."""
@@ -269,11 +291,14 @@ class _Reader:
                     done += len(view)
                     counted.reach(done)
 
-            persist(read_on, self._transfer.retrying, self._transfer.wait, self._transfer.say, lambda: done)
+            try:
+                persist(read_on, self._transfer.retrying, self._transfer.wait, self._transfer.say, lambda: done)
+            except ArchiveRefused:
+                if self._archive.look(self._far_path(file)) is not None:
+                    raise
+                raise self._damaged(file, "missing") from None
             if done < file.bytes:
-                raise RestoreError(
-                    f"{self._place(file)} has {done} bytes instead of {file.bytes}. Restore from another copy"
-                )
+                raise self._damaged(file, f"{done} bytes, {file.bytes} were copied")
             with suppress(PermissionError):  # another user's part, which the group may write to already
                 os.fchmod(descriptor, 0o664)
             os.fsync(descriptor)
@@ -282,9 +307,12 @@ class _Reader:
     def _pieces(self, file: CopiedFile, done: int) -> Iterator[bytes]:
         if done == file.bytes:
             return iter(())
-        if self._receipt.format == "tar":
-            return self._archive.read(self._receipt.location, (file.offset or 0) + done, file.bytes - done)
-        return self._archive.read(f"{self._receipt.location}/{file.path}", done, file.bytes - done)
+        begin = (file.offset or 0) if self._receipt.format == "tar" else 0
+        return self._archive.read(self._far_path(file), begin + done, file.bytes - done)
+
+    def _far_path(self, file: CopiedFile) -> str:
+        is_tar = self._receipt.format == "tar"
+        return self._receipt.location if is_tar else f"{self._receipt.location}/{file.path}"
 
     def _place(self, file: CopiedFile) -> str:
         return f"{self._archive.address}/{self._receipt.location}/{file.path}"

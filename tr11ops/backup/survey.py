@@ -6,11 +6,13 @@ gone is of no copy. Files that are missing or cut off show in the list, without 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.folder import MARKER_FILE
 from tr11ops.backup.ledger import drill_file, read_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
 from tr11ops.backup.records import (
@@ -28,11 +30,22 @@ from tr11ops.rundir import RunDirectory
 
 @dataclass(frozen=True)
 class Survey:
-    """One look at an archive: receipts by the place of their copy, those that cannot be read, and all files' sizes."""
+    """One look at an archive: receipts by the place of their copy, and all files' sizes.
+
+    `unreadable`: receipts that hold no receipt, which is damage. `unread`: paths that could not be looked at: nothing
+    is concluded of what lies there, but such a copy was not seen.
+    """
 
     receipts: Mapping[str, Receipt]
     unreadable: Mapping[str, str]
     sizes: Mapping[str, int]
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def why_unread(self, location: str) -> str:
+        """Why it is not known how a copy is; "" when it was looked at."""
+        places = (location, receipt_path(location))
+        found = [why for path, why in self.unread.items() if any(_is_at(place, path) for place in places)]
+        return found[0] if found else ""
 
     def faults(self, receipt: Receipt) -> dict[str, str]:
         """Files of a copy that are missing or cut off, by the list alone."""
@@ -59,19 +72,26 @@ class Change:
 
 
 def survey(archive: Archive, run: str, variant: str) -> Survey:
-    """Look at all copies of a run's variant. Raises ArchiveError."""
-    receipts, unreadable, sizes = {}, {}, {}
+    """Look at all copies of a run's variant. Raises ArchiveError when that is true of the archive as a whole."""
+    receipts: dict[str, Receipt] = {}
+    unreadable: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     for folder in (f"{FOLDERS[kind]}/{variant}" for kind in get_args(Kind)):
-        for file in archive.list(folder):
+        for file in archive.list(folder, unread.__setitem__):
             sizes[file.path] = file.bytes
             name = file.path.removeprefix(f"{folder}/")
             if "/" in name or not name.endswith(RECEIPT_SUFFIX):
                 continue
-            location = file.path.removesuffix(RECEIPT_SUFFIX)
             try:
-                receipt = read_receipt(archive, location)
+                receipt = read_receipt(archive, file.path.removesuffix(RECEIPT_SUFFIX))
             except (ValueError, RecursionError) as error:
                 unreadable[file.path] = str(error)
+                continue
+            except ArchiveError as error:
+                if not is_well(archive):
+                    raise
+                unread[file.path] = str(error)
                 continue
             if receipt is None or (receipt.run, receipt.variant) != (run, variant):
                 continue
@@ -79,7 +99,22 @@ def survey(archive: Archive, run: str, variant: str) -> Survey:
                 unreadable[file.path] = f"{file.path} is the receipt of another place, {receipt.location[:200]!r}"
                 continue
             receipts[receipt.location] = receipt
-    return Survey(receipts, unreadable, sizes)
+    return Survey(receipts, unreadable, sizes, unread)
+
+
+def is_well(archive: Archive) -> bool:
+    """Whether an archive answers at all, when a thing in it could not be had: then only that thing is at fault."""
+    try:
+        if archive.look(MARKER_FILE) is not None:
+            collections.deque(archive.read(MARKER_FILE), maxlen=0)
+    except ArchiveError:
+        return False
+    return True
+
+
+def _is_at(place: str, path: str) -> bool:
+    """Whether `path` is a place, lies in it, or holds it."""
+    return place == path or path.startswith(f"{place}/") or place.startswith(f"{path}/")
 
 
 def records_of(directory: RunDirectory, archive: Archive) -> dict[str, CopyRecord]:
@@ -124,7 +159,8 @@ def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tu
 
 def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) -> Iterator[Change]:
     for location, receipt in seen.receipts.items():
-        faults, before = seen.faults(receipt), records.get(location)
+        faults = {} if seen.why_unread(location) else seen.faults(receipt)
+        before = records.get(location)
         base = before
         if base is None or (base.identity, base.copied) != (receipt.identity, receipt.copied):
             base = CopyRecord.of(receipt, archive.name, archive.address)
@@ -135,7 +171,7 @@ def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) 
             new = faults.keys() - (set() if before is None else set(before.damaged))
             yield Change(after, {path: faults[path] for path in sorted(new)}, is_new=before is None)
     for location, before in records.items():
-        if location in seen.receipts:
+        if location in seen.receipts or seen.why_unread(location):
             continue
         name, path = _receipt_name(location), receipt_path(location)
         why = seen.unreadable.get(path, "the receipt is missing")

@@ -19,7 +19,14 @@ class CopyError(Exception):
 
 
 class SourceDamaged(CopyError):
-    """A file of the checkpoint is not what its manifest says. Nothing was published."""
+    """A file of the checkpoint is not what its manifest says. Nothing was published.
+
+    `path` and `fault`: of a file whose bytes were read, for the record of digests; "" where sizes and names say it.
+    """
+
+    def __init__(self, text: str, path: str = "", fault: str = "") -> None:
+        super().__init__(text)
+        self.path, self.fault = path, fault
 
 
 class SourceChanged(CopyError):

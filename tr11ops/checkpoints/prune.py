@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tr11ops.backup.records import identity_of
+from tr11ops.backup.records import CopyRecord, identity_of
 from tr11ops.checkpoints.asides import look_at, names_of
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.pins import state_folder
@@ -35,6 +35,7 @@ from tr11ops.rundir import RunDirectory
 from trainer.contract import MANIFEST_FILE, checkpoint_name
 
 if TYPE_CHECKING:
+    from tr11ops.backup.sight import Sight
     from tr11ops.runcard import RunCard
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class PrunePlan:
 
     catalogue: Catalogue
     decisions: tuple[Decision, ...]
+    policy: RetentionPolicy
     leftovers: tuple[str, ...] = ()
 
     @property
@@ -97,12 +99,13 @@ class PruneResult:
 class Pruner:
     """One prune of one run. `load`: the card's checkpoint.load; `who` and `why` go into the journal.
 
-    `look_at_clocks` is replaced by tests alone.
+    `sight` looks whether copies are still there. `look_at_clocks` is replaced by tests alone.
     """
 
     directory: RunDirectory
     policy: RetentionPolicy
     who: str
+    sight: Sight
     why: str = ""
     load: str | None = None
     set_aside: bool = False
@@ -118,11 +121,13 @@ class Pruner:
         A store that is not there (see `folder_fault`) holds no copy that a checkpoint could go for.
         """
         from tr11ops.backup.archives import folder_fault
+        from tr11ops.backup.sight import look_at_copies
 
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)
         away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}
-        return cls(directory, replace(policy, away=away), who, why, card.checkpoint.load, **rest)
+        sight = partial(look_at_copies, card, directory)
+        return cls(directory, replace(policy, away=away), who, sight, why, card.checkpoint.load, **rest)
 
     @property
     def folder(self) -> Path:
@@ -145,8 +150,22 @@ class Pruner:
 
     def _plan(self, clocks: Clocks) -> PrunePlan:
         catalogue = read_catalogue(self.directory, clocks, self.load)
-        asides = decide_asides(catalogue, self.policy, self.set_aside)
-        return PrunePlan(catalogue, (*decide(catalogue, self.policy, clocks), *asides), tuple(self._leftovers()))
+        counting = [copy for copy in catalogue.copies if self.policy.has(copy)]
+        policy = replace(self.policy, unseen=self.sight(counting, clocks))
+        asides = decide_asides(catalogue, policy, self.set_aside)
+        return PrunePlan(catalogue, (*decide(catalogue, policy, clocks), *asides), policy, tuple(self._leftovers()))
+
+    def _looked_again(self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks) -> RetentionPolicy:
+        """The plan's policy after another look at the copies that this step may go for: its own, and its share's."""
+        share = self.policy.share
+
+        def is_ours(copy: CopyRecord) -> bool:
+            return copy.step == step or (copy.kind == "full" and share(copy.step) == share(step))
+
+        ours = [copy for copy in catalogue.copies if self.policy.has(copy) and is_ours(copy)]
+        known = {(copy.archive, copy.location) for copy in ours}
+        before = {key: why for key, why in plan.policy.unseen.items() if key not in known}
+        return replace(self.policy, unseen={**before, **self.sight(ours, clocks)})
 
     def _leftovers(self) -> list[str]:
         return [*names_of(self.folder, "hidden by a prune"), *names_of(self.folder, "being removed")]
@@ -205,7 +224,7 @@ class Pruner:
                 if self.stop.is_set():
                     raise Stopped
                 claims.write(replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name}))
-                self._add(outcomes, self._take_away(victim, plan.catalogue.checkpoints))
+                self._add(outcomes, self._take_away(victim, plan))
         except Stopped:
             return PruneResult(tuple(outcomes), tuple(finished), "it was stopped; the next prune goes on")
         except OSError as error:  # of the claim or the journal: what cannot be recorded is not done
@@ -235,15 +254,15 @@ class Pruner:
         Journal(self.directory.journal).write(kind, why, data, self.who)
 
     # ------------------------------------------------------------------ one checkpoint
-    def _take_away(self, victim: Decision, rows: Iterable[CheckpointRow]) -> Outcome:
+    def _take_away(self, victim: Decision, plan: PrunePlan) -> Outcome:
         made = partial(Outcome, victim.name, victim.step, victim.bytes)
         try:
-            why = self._why_not(victim, rows, victim.name)
+            why = self._why_not(victim, plan, victim.name)
             if why:
                 return made("kept", why)
             hidden = hide(self.folder, victim.name)
             try:
-                why = self._why_not(victim, rows, hidden)
+                why = self._why_not(victim, plan, hidden)
             except BaseException:
                 put_back(self.folder, hidden)
                 raise
@@ -260,22 +279,24 @@ class Pruner:
             return made("failed", f"what is left of it is in {doomed}: {'; '.join(faults)}")
         return made("removed", victim.why)
 
-    def _why_not(self, victim: Decision, rows: Iterable[CheckpointRow], name: str) -> str:
+    def _why_not(self, victim: Decision, plan: PrunePlan, name: str) -> str:
         """Why a victim must stay after all, by what is known now and by what lies under `name`; "" when it may go.
 
-        Pins, copies, use and `latest` are read anew; the others that count for it must still be there.
+        Pins, copies, use and `latest` are read again; the others that count for it must still be there. Its copies are
+        looked at where they lie, once more when it is hidden: a copy that goes with it is the thing itself.
         """
         place = self.folder / name
         clocks = self._clocks()
-        there = [row for row in rows if row.step == victim.step or _is_there(row)]
+        there = [row for row in plan.catalogue.checkpoints if row.step == victim.step or _is_there(row)]
         catalogue = read_catalogue(self.directory, clocks, self.load, there)
+        policy = self._looked_again(plan, catalogue, victim.step, clocks)
         if victim.name == checkpoint_name(victim.step):
-            decisions = decide(catalogue, self.policy, clocks)
+            decisions = decide(catalogue, policy, clocks)
             identity = identity_of(place)
         else:
             aside = look_at(place, victim.name, "discarded", victim.step)
             catalogue = replace(catalogue, aside=() if aside is None else (aside,))
-            decisions = decide_asides(catalogue, self.policy, self.set_aside)
+            decisions = decide_asides(catalogue, policy, self.set_aside)
             identity = "" if aside is None else aside.identity
         if identity != victim.identity or place.is_symlink():
             return "it has changed since it was looked at"

@@ -32,6 +32,7 @@ class RetentionPolicy:
     """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key.
 
     `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing goes because of them.
+    `unseen`: the same of single copies, by archive and location (see `tr11ops.backup.sight`).
     """
 
     keep_latest: int
@@ -40,6 +41,7 @@ class RetentionPolicy:
     copies: CopyPolicy
     addresses: Mapping[str, str]
     away: Mapping[str, str] = field(default_factory=dict)
+    unseen: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:
@@ -64,9 +66,10 @@ class RetentionPolicy:
         return math.floor(reached / self.milestone_percent)
 
     def has(self, copy: CopyRecord) -> bool:
-        """Whether a copy counts: read back whole, undamaged since, and in the archive that the card means."""
+        """Whether a copy counts: read back whole, undamaged since, seen lately in the archive that the card means."""
         is_there = self.addresses.get(copy.archive) == copy.address and copy.archive not in self.away
-        return is_there and copy.is_sound and copy.verified > 0 and copy.files > 0
+        is_seen = (copy.archive, copy.location) not in self.unseen
+        return is_there and is_seen and copy.is_sound and copy.verified > 0 and copy.files > 0
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,9 @@ def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
     what = f"{KIND_WORDS[want.kind]} copy in the {want.archive} ({want.why})"
     if made and want.archive in state.policy.away:
         return f"whether there is a {what} is not known: {state.policy.away[want.archive]}"
+    hidden = [why for copy in made if (why := state.policy.unseen.get((copy.archive, copy.location)))]
+    if hidden:
+        return f"the {what} is on record, but {hidden[0]}"
     if any(not copy.is_sound for copy in made):
         return f"the {what} is damaged"
     if made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,8 @@ from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, direct
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
     from tr11ops.backup.records import CopyRecord, Receipt
+    from tr11ops.backup.restore import CopyDamaged
+    from tr11ops.backup.round_values import Place
     from tr11ops.runcard import RunCard
 
 SCHEMA = 1
@@ -84,20 +86,76 @@ def _restored(
     card: RunCard, archive: Archive, receipt: Receipt, into: Path, file: str | None, latest: bool, why: str, quiet: bool
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
-    from tr11ops.backup.restore import restore_checkpoint, restore_file
+    from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
 
     total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
     with place_of(card, quiet) as place:
-        with place.watch(f"restore {receipt.step}", total) as progress:
-            transfer = place.transfer(progress)
-            if file is not None:
-                made = restore_file(archive, receipt, file, into, transfer)
-            else:
-                made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
+        try:
+            with place.watch(f"restore {receipt.step}", total) as progress:
+                transfer = place.transfer(progress)
+                if file is not None:
+                    made = restore_file(archive, receipt, file, into, transfer)
+                else:
+                    made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
+        except CopyDamaged as error:
+            raise Refusal(f"{error}{_recorded(place, archive, receipt, error)}") from None
+        except AlreadyThere as error:
+            _note_what_is_here(place, receipt.step, into, error.path)
+            raise
+        if file is None:
+            _note_restored(place, receipt, made)
         if place.directory.exists:
             said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
             place.journal.write("restored", why, said)
     return made
+
+
+def _recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
+    """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
+    from tr11ops.backup.damage import note_damage
+
+    if not place.directory.exists:
+        return ""
+    try:
+        faults = {error.path: error.fault}
+        is_noted = note_damage(place.directory, place.journal, archive, receipt, faults, "found by a restore")
+    except (OSError, ValueError) as failure:
+        return f"; it could not be put on record: {failure}"
+    return "; it is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
+
+
+def _note_what_is_here(place: Place, step: int, into: Path, path: str) -> None:
+    """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own manifest says."""
+    from tr11ops.backup.records import identity_of
+    from tr11ops.checkpoints.damage import note_damage
+
+    home = place.directory.paths.checkpoint(step)
+    if into.resolve() == home.parent.resolve():
+        with suppress(OSError):  # the refusal says what matters
+            note_damage(place.directory, step, identity_of(home), path, "found by a restore")
+
+
+def _note_restored(place: Place, receipt: Receipt, made: Path) -> None:
+    """What was restored into the run had every digest compared: that is a reading, and clears one that found damage."""
+    import time
+
+    from tr11ops.backup.records import identity_of
+    from tr11ops.checkpoints.damage import put_on_record
+    from tr11ops.checkpoints.digests import DigestRecord
+    from tr11ops.journal import user_name
+    from trainer.contract import MANIFEST_FILE, host_name
+
+    is_ours = made.parent.resolve() == place.directory.paths.checkpoints.resolve()
+    if not (is_ours and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
+        return
+    with suppress(OSError):  # then it counts as never read
+        put_on_record(
+            place.directory,
+            DigestRecord(
+                receipt.step, identity_of(made), time.time(), len(receipt.files), receipt.bytes, (), user_name(),
+                host_name(),
+            ),
+        )  # fmt: skip
 
 
 @contextmanager

@@ -123,22 +123,23 @@ def read_back(
     source: Annotated[
         list[str] | None, typer.Option("--from", metavar="store|url|ADDRESS", help="Only this archive.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every byte of every copy.")] = False,
-    due: Annotated[bool, typer.Option("--due", help="This round's share of the rotation; the default.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every byte of every copy; the default.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="This round's share of the rotation alone; for cron.")] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
-    """Read copies back from the far side and compare them with their receipts.
+    """Read copies back from their archives, every byte, and compare them with their receipts.
 
-    Damage goes on record: status and alerts tell of it, and the next `tr11 backup run` mends it from the run directory.
+    Damage goes on record: status and alerts tell of it, and the next `tr11 backup run` repairs it from the run
+    directory. A long reading may be stopped: what was read is on record.
 
     Exit code 0: all is as it was copied; 1: something is not, or it was stopped; 3: an archive does not answer.
 
     [bold]Examples[/bold]
 
-      tr11 backup verify 3000
+      tr11 backup verify
 
-      tr11 backup verify --from store --all
+      tr11 backup verify 3000 --from store
     """
     from tr11ops.backup.round_values import Request
     from tr11ops.backup.service import run_round
@@ -149,11 +150,12 @@ def read_back(
     archives = require_archives(card, source, (1,), "--from")
     if not directory_of(card).exists:
         raise Refusal(f"{directory_of(card).root} does not exist; check --run")
-    reading: Any = "all" if steps or everything else "share"
+    reading: Any = "share" if due else "all"
     request = Request(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)
     with place_of(card, as_json) as place:
         done = run_round(place, request)
-    unread = sorted(set(steps or ()) - {step for tally in done.tallies for step in tally.read_steps})
+    damaged = {copy.step for tally in done.tallies for copy in tally.damaged}
+    unread = sorted(set(steps or ()) - damaged - {step for tally in done.tallies for step in tally.read_steps})
     if unread and not any(tally.faults or tally.busy or tally.is_stopped for tally in done.tallies):
         raise Refusal(f"step {unread[0]}: there is no copy of it in {' or '.join(archives)}; see tr11 backup status")
     _finish(done, None, as_json, if_busy=3)

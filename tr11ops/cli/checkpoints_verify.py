@@ -12,7 +12,6 @@ import typer
 
 from tr11ops.cli.checkpoints_keep import find_checkpoint, open_catalogue
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
-from trainer.contract import checkpoint_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,16 +111,10 @@ def _read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: 
 
 def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: ByteProgress) -> None:
     """Keep a result; a journal or a state folder that cannot be written is said, and the reading goes on."""
-    from tr11ops.checkpoints.digests import write_digest
-    from tr11ops.journal import Journal
+    from tr11ops.checkpoints.damage import put_on_record
 
     try:
-        write_digest(directory, record)
-        if record.bad:
-            text = f"{checkpoint_name(record.step)}: {len(record.bad)} files differ: {record.bad[0]}"
-            Journal(directory.journal).write(
-                "checkpoint-damaged", text, {"step": record.step, "identity": record.identity, "bad": record.bad[:20]}
-            )
+        put_on_record(directory, record)
     except OSError as error:
         progress.say(f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}")
 

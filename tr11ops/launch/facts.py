@@ -14,6 +14,7 @@ import psutil
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
 from tr11ops.cluster.site import SiteRules
 from tr11ops.evidence import cause, read_exclusions
+from tr11ops.launch.archives import ArchiveFacts, look_at_archives
 from tr11ops.launch.chain import Chain
 from tr11ops.launch.datasets import DatasetFacts, look_at, prefixes_of
 from tr11ops.launch.history import RunHistory, read_history
@@ -119,6 +120,7 @@ class LaunchFacts:
     pause: str | None = None
     holder: Observed[Holder | None] = None  # the living trainer that holds the run's lease
     without_maps: Observed[tuple[str, ...]] = ()
+    archives: Observed[tuple[ArchiveFacts, ...]] = ()
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
@@ -173,6 +175,7 @@ def observe_launch(
         pause=read_pause(directory),
         holder=_observed(lambda: read_holder(directory.paths, now())),
         without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
+        archives=_observed(lambda: look_at_archives(card)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tr11ops.cluster.base import Partition
 from tr11ops.exclusions import due_for_recheck
+from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.datasets import DatasetFacts
@@ -49,6 +50,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
             yield from chain_checks(request.chain)
     yield from place_checks(card, directory, facts)
     yield from switch_checks(directory, facts)
+    yield from archive_checks(known(facts.archives, ()))
     if card.rehearsal is None:
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tr11ops.backup.base import Archive, FarFile, Upload
+from tr11ops.backup.base import Archive, FarFile, Unread, Upload
 from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.records import Receipt
@@ -94,9 +94,9 @@ class OddArchive:
         self._call("look", path)
         return self._archive.look(path)
 
-    def list(self, folder: str) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
         self._call("list", folder)
-        return self._archive.list(folder)
+        return self._archive.list(folder, unread)
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
         self._call("upload", path)

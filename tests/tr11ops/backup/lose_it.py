@@ -1,0 +1,139 @@
+"""One run and one archive of each kind, for scenarios in which data could be lost.
+
+`Case.damage` and `Case.drop` do to a copy what a disk or a finger does; `Case.prune` is what a person types.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.plugins.object_store_fixture import ObjectStore
+from tests.tr11ops.backup.round_cases import Rounds, flip
+from tr11ops.backup.records import CopyRecord
+from tr11ops.backup.restorable import restorable
+from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.round_values import RoundResult
+from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.prune import Pruner, PruneResult
+from tr11ops.checkpoints.use import Clocks
+from tr11ops.cli import backup, backup_restore, backup_run, backup_status, checkpoints_keep, checkpoints_prune
+from tr11ops.cli.backup import app
+from tr11ops.cli.common import Refusal
+from trainer.contract import checkpoint_steps
+
+Kind: TypeAlias = Literal["folder", "tar", "bucket"]
+KINDS: tuple[Kind, ...] = ("folder", "tar", "bucket")
+_ONLY_STORE = ("backup.full_interval=0", "backup.weights_interval=0")
+_ONLY_URL = ("backup.store_interval=0", "backup.full_interval=100", "backup.weights_interval=0")
+
+
+class Case(Rounds):
+    """A run whose every 100th step is copied whole to one archive; prune keeps the newest two."""
+
+    def __init__(self, folder: Path, kind: Kind, bucket: ObjectStore | None, *changes: str) -> None:
+        self.kind, self.bucket = kind, bucket
+        self.archive = "url" if kind == "bucket" else "store"
+        keys = [*(_ONLY_URL if bucket is not None else _ONLY_STORE), "backup.keep_latest=2"]
+        if kind == "tar":
+            keys.append("backup.store_format=tar")
+        if bucket is not None:
+            keys.append(f"backup.url={bucket.url}")
+            keys += [f"backup.options.{name}={json.dumps(value)}" for name, value in bucket.options.items()]
+        super().__init__(folder, *keys, *changes)
+        self.now = time.time()
+
+    def round(self, **changes: object) -> RoundResult:
+        """A round of backup at the archive."""
+        return self.run(self.archive, logs=False, **changes)  # type: ignore[arg-type]
+
+    def prune(self, **changes: object) -> PruneResult:
+        """Prune, agreed to."""
+        return Pruner.of(self.card, "ana", **changes).run()  # type: ignore[arg-type]
+
+    def here(self) -> list[int]:
+        """Steps of the run directory."""
+        return checkpoint_steps(self.checkpoints)
+
+    def kept(self) -> dict[int, str]:
+        """Why prune keeps what it keeps."""
+        decisions = Pruner.of(self.card, "ana").plan().decisions
+        return {decision.step: decision.why for decision in decisions if not decision.goes}
+
+    def catalogue(self) -> Catalogue:
+        """What `tr11 checkpoints list` shows."""
+        return read_catalogue(self.directory, Clocks(time.time(), time.time()))
+
+    def copy(self, step: int) -> CopyRecord:
+        """The record of the step's copy."""
+        return next(copy for copy in self.copies() if (copy.archive, copy.step) == (self.archive, step))
+
+    # ------------------------------------------------------------------ harm
+    def damage(self, step: int, path: str) -> None:
+        """One flipped bit in a file of the step's copy."""
+        if self.bucket is not None:
+            name = self._object(step, path)
+            content = self.bucket.content(name)
+            self.bucket.replace(name, bytes([content[0] ^ 1]) + content[1:])
+        elif self.kind == "tar":
+            receipt = json.loads(self.far(step, "").with_suffix(".copy.json").read_text())
+            (offset,) = (file["offset"] for file in receipt["files"] if file["path"] == path)
+            flip(self.far(step, "").with_suffix(".tar"), offset)
+        else:
+            flip(self.far(step, path), 0)
+
+    def drop(self, step: int, path: str) -> None:
+        """A file of the step's copy goes; of a tar, all of it."""
+        if self.bucket is not None:
+            self.bucket.remove(self._object(step, path))
+        elif self.kind == "tar":
+            self.far(step, "").with_suffix(".tar").unlink()
+        else:
+            self.far(step, path).unlink()
+
+    def drop_receipt(self, step: int) -> None:
+        """The receipt of the step's copy goes."""
+        if self.bucket is not None:
+            self.bucket.remove(self._object(step, "").rstrip("/") + ".copy.json")
+        else:
+            self.far(step, "").with_suffix(".copy.json").unlink()
+
+    def restore(self, step: int, into: Path) -> Path:
+        """The step's copy, in another folder."""
+        archive = self.place().open(self.archive, self.card)
+        receipt = restorable(archive, self.card.run.variant, step)
+        return restore_checkpoint(archive, receipt, into, self.place().transfer(self.progress))
+
+    def _object(self, step: int, path: str) -> str:
+        return f"tr11-test/checkpoints/main/global_step{step}/{path}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, refusals too, and its exit code."""
+
+    exit_code: int
+    text: str
+
+
+def invoke(case: Case, line: str) -> Answer:
+    """`tr11 backup LINE` as a person types it, on the case's card."""
+    return _invoke(app, case, line)
+
+
+def _invoke(group: typer.Typer, case: Case, line: str) -> Answer:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (backup, backup_run, backup_restore, backup_status, checkpoints_keep, checkpoints_prune):
+            patch.setattr(module, "read_card", lambda *_: case.card)
+        result = CliRunner().invoke(group, line.split())
+    if isinstance(result.exception, Refusal):
+        return Answer(result.exception.exit_code, f"{result.output}{result.exception}")
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return Answer(result.exit_code, result.output)

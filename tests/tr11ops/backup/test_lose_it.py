@@ -1,0 +1,259 @@
+"""Ways to lose a checkpoint, each against a folder, a tar and a bucket: nothing is lost, and nothing lost is called safe.
+
+Add a scenario as a test that takes `case`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.tr11ops.backup.lose_it import KINDS, Case, invoke
+from tests.tr11ops.backup.round_cases import DAY, flip, in_memory
+from tr11ops.backup import overlap as overlapping
+from tr11ops.backup.base import ArchiveRefused
+from tr11ops.backup.drill import Look, choose_copy, run_drill
+from tr11ops.backup.overlap import parse_mounts, place_of
+from tr11ops.launch.archives import archive_checks, look_at_archives
+from tr11ops.launch.check import Level
+from trainer.contract import Manifest, manifest_faults
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture(params=KINDS)
+def case(request: pytest.FixtureRequest, memory: Path) -> Case:
+    bucket = request.getfixturevalue("object_store") if request.param == "bucket" else None
+    return Case(memory, request.param, bucket)
+
+
+def copied(case: Case, *steps: int) -> None:
+    """Steps that are saved and copied."""
+    case.save(*steps)
+    done = case.round()
+    assert done.exit_code == 0 and [step for step, _ in case.copied(case.archive)] == list(steps), done
+
+
+def faults_of(folder: Path) -> list[str]:
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    return manifest_faults(folder, manifest, read_digests=True)
+
+
+# ----------------------------------------------------------------------------- what prune goes by
+def test_with_copies_seen_where_they_are_the_old_ones_go(case: Case) -> None:
+    copied(case, 100, 200, 300, 400)
+    assert not case.prune().failed and case.here() == [300, 400]
+
+
+def test_a_copy_that_is_gone_keeps_its_checkpoint(case: Case) -> None:
+    copied(case, 100, 200, 300, 400)
+    case.drop(100, "optimizer/b")
+    if case.kind == "bucket":  # a bucket is seen by a round
+        case.round(copies=False, reading="none")
+    assert case.prune().outcomes[0].step == 200 and case.here() == [100, 300, 400]
+    assert "is damaged" in case.kept()[100] or "is on record, but" in case.kept()[100]
+
+
+def test_a_receipt_that_is_gone_keeps_its_checkpoint(case: Case) -> None:
+    copied(case, 100, 200, 300, 400)
+    case.drop_receipt(100)
+    if case.kind == "bucket":
+        case.round(copies=False, reading="none")
+    case.prune()
+    assert case.here() == [100, 300, 400]
+
+
+def test_a_copy_that_goes_while_prune_is_at_it_keeps_its_checkpoint(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the plan and the unlink, which is after the checkpoint was hidden."""
+    from tr11ops.checkpoints import prune as pruning
+
+    copied(case, 100, 200, 300, 400)
+    hide = pruning.hide
+
+    def hide_and_drop(folder: Path, name: str) -> str:
+        hidden = hide(folder, name)
+        case.drop_receipt(int(name.removeprefix("global_step")))
+        if case.kind == "bucket":
+            case.round(copies=False, reading="none")
+        return hidden
+
+    monkeypatch.setattr(pruning, "hide", hide_and_drop)
+    assert [outcome.result for outcome in case.prune().outcomes] == ["kept", "kept"]
+    assert case.here() == [100, 200, 300, 400] and not faults_of(case.checkpoints / "global_step100")
+
+
+@pytest.mark.parametrize("days", [-3000.0, 3.0, 40.0])
+def test_a_bucket_listed_long_ago_or_by_a_wrong_clock_keeps_all(
+    memory: Path, object_store: object, days: float
+) -> None:
+    case = Case(memory, "bucket", object_store)  # type: ignore[arg-type]
+    case.now -= days * DAY
+    copied(case, 100, 200, 300, 400)
+    assert case.prune().outcomes == () and case.here() == [100, 200, 300, 400]
+    assert "last seen in the url" in case.kept()[100] or "a clock is wrong" in case.kept()[100]
+    case.now += days * DAY
+    case.round(copies=False, reading="none")
+    assert not case.prune().failed and case.here() == [300, 400]
+
+
+def test_a_copy_that_a_round_could_not_look_at_was_not_seen(case: Case) -> None:
+    case.now -= 3 * DAY
+    copied(case, 100, 200, 300, 400)
+    case.now += 3 * DAY
+    refuse(case, "global_step100.copy.json")
+    done = case.round(copies=False, reading="none")
+    assert done.exit_code == 1 and any("global_step100" in line for line in done.tallies[0].faults)
+    assert case.copy(100).is_sound and case.copy(200).is_sound, "what could not be read says nothing of the bytes"
+    case.prune()
+    assert case.here() == ([100, 300, 400] if case.kind == "bucket" else [300, 400]), "a folder is looked at by prune"
+
+
+def refuse(case: Case, text: str) -> None:
+    """Reading files of such a name is refused from now on, and nothing else is."""
+
+    def on(what: str, path: str, position: int) -> None:
+        if what == "read" and text in path:
+            raise ArchiveRefused(f"{path}: Permission denied")
+
+    case.odd[case.archive] = {"on": on}
+
+
+# ----------------------------------------------------------------------------- rot, whoever finds it
+def test_rot_that_a_restore_finds_is_repaired_by_the_next_round(case: Case, tmp_path: Path) -> None:
+    copied(case, 100)
+    case.damage(100, "optimizer/b")
+    result = invoke(case, f"restore 100 --into {tmp_path / 'new'}")
+    assert result.exit_code == 1 and "it is on record, and tr11 backup run repairs it" in result.text
+    assert case.copy(100).damaged == ("optimizer/b",) and not (tmp_path / "new" / "global_step100").exists()
+    assert case.status()["damaged"] and case.journal("backup-damaged")
+    assert [copy.step for copy in case.round().tallies[0].copied] == [100]
+    assert case.copy(100).is_sound and not faults_of(case.restore(100, tmp_path / "new"))
+
+
+def test_rot_that_a_drill_finds_is_repaired_by_the_next_round(case: Case) -> None:
+    copied(case, 100)
+    case.damage(100, "optimizer/b")
+    archive = case.place().open(case.archive, case.card)
+    newest = choose_copy(case.copies())
+    assert newest is not None
+    assert not run_drill(case.place(), archive, newest, look=lambda folder: Look(True, "")).passed
+    assert case.copy(100).damaged == ("optimizer/b",)
+    assert [copy.step for copy in case.round().tallies[0].copied] == [100] and case.copy(100).is_sound
+
+
+def test_verify_typed_by_a_person_reads_everything(case: Case) -> None:
+    copied(case, 100, 200)
+    case.damage(200, "weights/a")
+    due, typed, again = (invoke(case, line) for line in ("verify --due", "verify", "verify 200"))
+    assert due.exit_code == 0 and "nothing was due" in due.text
+    assert typed.exit_code == 1 and f"{case.archive}: DAMAGED: step 200 (full): weights/a" in typed.text
+    assert again.exit_code == 1
+    assert [copy.step for copy in case.round().tallies[0].copied] == [200]
+    after = invoke(case, "verify")
+    assert after.exit_code == 0 and "8 files read again" in after.text
+
+
+def test_verify_of_a_step_whose_receipt_is_gone_says_damaged(case: Case) -> None:
+    copied(case, 100)
+    case.drop_receipt(100)
+    result = invoke(case, "verify 100")
+    assert result.exit_code == 1 and "DAMAGED: step 100" in result.text and "no copy" not in result.text
+
+
+def test_rot_here_that_a_round_finds_keeps_the_sound_older_ones(case: Case) -> None:
+    """Two newer ones rot in the run directory: the round that would copy them puts it on record, as a verify does."""
+    copied(case, 100, 200)
+    case.save(300, 400)
+    for step in (300, 400):
+        flip(case.checkpoints / f"global_step{step}" / "optimizer/b", 5)
+    done = case.round()
+    assert done.exit_code == 1 and "tr11 checkpoints remove 300" in " ".join(done.tallies[0].faults)
+    assert [entry.step for entry in case.catalogue().checkpoints if entry.is_sound] == [100, 200]
+    assert len(case.journal("checkpoint-damaged")) == 2
+    case.prune()
+    assert {100, 200} <= set(case.here())
+    case.round()
+    assert len(case.journal("checkpoint-damaged")) == 2, "what is known is not new"
+
+
+def test_a_restore_over_rot_says_so_and_one_in_its_place_clears_the_record(case: Case) -> None:
+    copied(case, 100)
+    flip(case.checkpoints / "global_step100" / "weights/a", 3)
+    line = f"restore 100 --into {case.checkpoints}"
+    result = invoke(case, line)
+    assert result.exit_code == 1 and "is not this copy (weights/a differs)" in result.text
+    assert not case.catalogue().checkpoints[0].is_sound
+    shutil.rmtree(case.checkpoints / "global_step100")
+    result = invoke(case, line)
+    assert result.exit_code == 0 and case.catalogue().checkpoints[0].is_sound, result.text
+
+
+# ----------------------------------------------------------------------------- an archive that is the run directory
+@pytest.mark.parametrize("where", ["root", "inside", "link", "file-url", "local-url", "checkpoints", "around"])
+def test_an_archive_that_is_the_run_directory_is_refused_everywhere(memory: Path, where: str) -> None:
+    case = Case(memory, "folder", None)
+    copied(case, 100, 200, 300, 400)
+    root = case.directory.root
+    (memory / "link").symlink_to(root)
+    (root / "deep" / "er").mkdir(parents=True)
+    address = {
+        "root": f"{root}", "inside": f"{root}/deep/er", "link": f"{memory}/link", "file-url": f"file://{root}",
+        "local-url": f"local://{root}", "checkpoints": f"{case.checkpoints.parent}", "around": f"{root.parent}",
+    }[where]  # fmt: skip
+    key = "url" if "://" in address else "store"
+    case.card = case.card.model_copy(update={"backup": case.card.backup.model_copy(update={key: address})})
+    (check,) = [check for check in archive_checks(look_at_archives(case.card)) if check.name == f"backup.{key}"]
+    assert check.level is Level.REFUSED and check.exit_code == 2 and "a copy there is no copy" in check.text
+    done = case.run(key)
+    assert done.exit_code == 1 and "a copy there is no copy" in done.tallies[0].faults[0]
+    before = set(case.checkpoints.parent.rglob("*"))
+    if key == "store":
+        assert case.prune().outcomes == ()
+    assert set(case.checkpoints.parent.rglob("*")) == before and not list(root.rglob("*.copy.json"))
+
+
+def test_a_bind_mount_of_the_run_directory_is_it() -> None:
+    """As the table of mounts shows it: part of one file system, at another place."""
+    mounts = parse_mounts(
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "30 22 0:40 / /scratch rw - lustre a:/s rw\n"
+        "31 22 0:40 /team/run\\040one/checkpoints /archive/copies rw - lustre a:/s rw\n"
+    )
+    run = place_of("/scratch/team/run one", mounts)
+    inside = place_of("/archive/copies/main", mounts)
+    assert run == ("0:40", PurePosixPath("/team/run one")) and inside[0] == run[0]
+    assert inside[1].is_relative_to(run[1]) and place_of("/archive", mounts) == ("8:1", PurePosixPath("/archive"))
+
+
+def test_a_folder_of_the_archive_that_is_mounted_from_the_run_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(memory, "folder", None)
+    (case.store / "checkpoints").mkdir()
+    table = memory / "mounts"
+    monkeypatch.setattr(overlapping, "MOUNTS", table)
+    table.write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    assert overlapping.overlap(case.store, case.card.paths) == ""
+    table.write_text(table.read_text() + f"23 22 8:1 {case.checkpoints.parent} {case.store}/checkpoints rw - x y rw\n")
+    assert overlapping.overlap(case.store, case.card.paths).startswith("its folder checkpoints lies in the run dir")
+
+
+def test_a_copy_that_goes_with_its_checkpoint_was_none(memory: Path) -> None:
+    """The copy is the original by a way that no table shows: it is looked at again when the original is hidden."""
+    case = Case(memory, "folder", None)
+    copied(case, 100, 200, 300, 400)
+    for step in (100, 200):
+        shutil.rmtree(case.far(step, ""))
+        case.far(step, "").symlink_to(case.checkpoints / f"global_step{step}")
+    assert [outcome.result for outcome in case.prune().outcomes] in ([], ["kept", "kept"])
+    assert case.here() == [100, 200, 300, 400]

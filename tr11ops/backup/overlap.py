@@ -1,0 +1,133 @@
+"""Whether a folder is, lies in, or lies around the run directory: then a copy in it is the original, or goes with it.
+
+Names prove nothing: links and bind mounts give one folder several. Each path is followed to its real one, and that is
+looked up in the table of mounts as (file system, path inside it). Folders are compared by device and inode besides, for
+file systems that are mounted twice without a table that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trainer.contract import RunPaths
+
+MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mounted file system: its device, which folder of it is mounted, and where."""
+
+    device: str
+    root: PurePosixPath
+    point: PurePosixPath
+
+
+def parse_mounts(text: str) -> tuple[Mount, ...]:
+    """The lines of /proc/self/mountinfo; lines of another shape are passed over."""
+    found = []
+    for line in text.splitlines():
+        words = line.split(" ")
+        if len(words) > 5:
+            root, point = (_ESCAPE.sub(lambda code: chr(int(code[1], 8)), word) for word in words[3:5])
+            found.append(Mount(words[2], PurePosixPath(root), PurePosixPath(point)))
+    return tuple(found)
+
+
+def place_of(path: str, mounts: Iterable[Mount]) -> tuple[str, PurePosixPath]:
+    """A real path as (device, path inside its file system). Of mounts on one another, the last counts."""
+    place = PurePosixPath(path)
+    best: Mount | None = None
+    for mount in mounts:
+        is_above = place.is_relative_to(mount.point)
+        if is_above and (best is None or len(mount.point.parts) >= len(best.point.parts)):
+            best = mount
+    return ("", place) if best is None else (best.device, best.root / place.relative_to(best.point))
+
+
+def overlap(folder: Path, paths: RunPaths) -> str:
+    """How a folder that an archive would use overlaps with the run directory, in words; "" when it does not.
+
+    Looks at the folders that copies would go to as well: one of them may be mounted from elsewhere.
+    """
+    mounts = _mounts()
+    ours = [("the run directory", paths.root), ("the checkpoint folder", paths.checkpoints.parent),
+            ("the checkpoint folder", paths.checkpoints)]  # fmt: skip
+    theirs = [folder, folder / "checkpoints", folder / "checkpoints" / paths.variant]
+    for place in theirs:
+        if place != folder and not place.exists():
+            continue
+        for what, home in ours:
+            relation = _relation(place, home, mounts)
+            if relation and (relation != "around" or what == "the run directory"):
+                inner = "" if place == folder else f"its folder {place.relative_to(folder)} "
+                return f"{inner}{_WORDS[relation]} {what} {home}"
+    return ""
+
+
+def overlap_fault(key: str, folder: Path, paths: RunPaths) -> str:
+    """Why a folder cannot be an archive of the run, in one line that names the card's key; "" when it can."""
+    found = overlap(folder, paths)
+    return found and f"{key} = {folder}: {found}, so a copy there is no copy; name a folder of another file system"
+
+
+def same_device(folder: Path, paths: RunPaths) -> bool:
+    """Whether both lie on one file system, so that one fault takes both. False where that cannot be seen."""
+    try:
+        return _there(folder).stat().st_dev == _there(paths.root).stat().st_dev
+    except OSError:
+        return False
+
+
+_WORDS = {"same": "is", "inside": "lies in", "around": "lies around"}
+
+
+def _relation(one: Path, other: Path, mounts: Iterable[Mount]) -> str:
+    """ "same", "inside", "around" or "" of two folders; what is not there yet is judged by its path."""
+    first, second = place_of(os.path.realpath(one), mounts), place_of(os.path.realpath(other), mounts)
+    if first == second or (_identity(one) is not None and _identity(one) == _identity(other)):
+        return "same"
+    if first[0] == second[0]:
+        if first[1].is_relative_to(second[1]):
+            return "inside"
+        if second[1].is_relative_to(first[1]):
+            return "around"
+    if _identity(other) in _identities_above(one):
+        return "inside"
+    return "around" if _identity(one) in _identities_above(other) else ""
+
+
+def _identities_above(folder: Path) -> set[tuple[int, int]]:
+    """Of all folders above, but not of the root of the whole tree: everything lies in that."""
+    parents = list(Path(os.path.realpath(folder)).parents)[:-1]
+    return {found for parent in parents if (found := _identity(parent)) is not None}
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        facts = folder.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next((place for place in _upwards(folder) if place.exists()), folder)
+
+
+def _upwards(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from folder.absolute().parents
+
+
+def _mounts() -> tuple[Mount, ...]:
+    try:
+        return parse_mounts(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return ()

@@ -1,0 +1,44 @@
+"""Whether the folders that the card names for copies are others than the run directory, on another disk at best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tr11ops.backup.archives import folder_of, is_folder
+from tr11ops.backup.overlap import overlap, same_device
+from tr11ops.launch.check import Check, refused, warning
+from tr11ops.runcard import RunCard
+
+
+@dataclass(frozen=True)
+class ArchiveFacts:
+    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on its file system."""
+
+    key: str
+    folder: str
+    overlap: str
+    is_same_device: bool
+
+
+def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
+    """The card's archives that are folders; what lies behind a network is not asked."""
+    found = []
+    for key in ("store", "url"):
+        address = getattr(card.backup, key)
+        if address is not None and is_folder(address):
+            folder = folder_of(address)
+            is_same = same_device(folder, card.paths)
+            found.append(ArchiveFacts(f"backup.{key}", str(folder), overlap(folder, card.paths), is_same))
+    return tuple(found)
+
+
+def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[Check]:
+    """Refuses an archive that is the run directory by whatever name, warns of one on the same file system."""
+    for archive in archives:
+        if archive.overlap:
+            rule = f"{archive.folder}: {archive.overlap}, so a copy there is no copy"
+            yield refused(archive.key, rule, "name a folder of another file system", 2)
+        elif archive.is_same_device:
+            rule = f"{archive.folder} lies on the file system of the run directory: one fault takes both"
+            yield warning(archive.key, rule, "name a folder of another file system")
