@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
 from tr11ops.backup.copying import Format, copy_checkpoint, work_bytes
 from tr11ops.backup.due import Due, Plan, is_whole, plan_round
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
@@ -18,7 +18,7 @@ from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total
 from tr11ops.backup.rotation import choose, oldest
 from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
-from tr11ops.backup.survey import Survey, bring_in_line, records_of, survey
+from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
 from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged
 from tr11ops.backup.turn import Turn
 from tr11ops.checkpoints.damage import note_damage
@@ -75,7 +75,7 @@ class ArchiveRound:
             if change.faults:
                 self._journal_damage(change.record, change.faults)
         if self._request.copies:
-            self._archive.sweep(self._place.clock() - UNFINISHED_SECONDS)
+            self._sweep()
             self._copy_all(seen)
         if self._request.logs and self._card.backup.logs:
             self._copy_logs()
@@ -109,6 +109,13 @@ class ArchiveRound:
     def _format(self) -> Format:
         """Where inodes are scarce is the store; a bucket has none."""
         return self._card.backup.store_format if self._archive.name == "store" else "files"
+
+    def _sweep(self) -> None:
+        """Housekeeping: what cannot be removed keeps no copy from being made."""
+        try:
+            self._archive.sweep(self._place.clock() - UNFINISHED_SECONDS)
+        except ArchiveRefused as error:
+            self._tally.faults.append(f"what old uploads left cannot be removed: {error}")
 
     def _copy_all(self, seen: Survey) -> None:
         rows = rows_of(self._directory)
@@ -149,9 +156,13 @@ class ArchiveRound:
             self._journal("backup-failed", str(error), about)
             self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
             return
-        except ArchiveError as error:
+        except (ArchiveError, OSError, ValueError) as error:
             self._journal("backup-failed", cause(error), about)
-            raise
+            is_its_own = isinstance(error, ArchiveRefused | OSError | ValueError)
+            if not (is_its_own and is_well(self._archive)):
+                raise
+            self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
+            return
         finally:
             self._turn.copying(None)
         record = CopyRecord.of(receipt, self._archive.name, self._archive.address)

@@ -62,7 +62,7 @@ def copy_checkpoint(
     """
     source = read_source(folder, step, kind)
     carrier = Carrier(archive, source, transfer)
-    place = carrier.persist(lambda: _find_place(archive, source, kind, variant, format))
+    place = _find_place(carrier.archive, source, kind, variant, format)
     if place.receipt is not None:
         if not repair:
             return place.receipt
@@ -72,10 +72,10 @@ def copy_checkpoint(
         format=format, files=(), copied=place.receipt.copied if place.receipt else 0.0, verified=0.0, host=host_name(),
     )  # fmt: skip
     try:
-        return _copy(archive, source, carrier, place, blank, transfer.parallel, clock)
+        return _copy(source, carrier, place, blank, transfer.parallel, clock)
     except ArchiveRefused:
         # another copier of the same checkpoint may have been faster, and its copy have its name already
-        found = carrier.persist(lambda: _find_place(archive, source, kind, variant, format)).receipt
+        found = _find_place(carrier.archive, source, kind, variant, format).receipt
         if found is None or found == place.receipt:
             raise
         return found
@@ -144,7 +144,6 @@ def _is_left_over(
 
 
 def _copy(
-    archive: Archive,
     source: Source,
     carrier: Carrier,
     place: _Place,
@@ -156,18 +155,18 @@ def _copy(
     manifest = source.manifest.path if source.manifest is not None else None
     first = sorted((item for item in items if item.path != manifest), key=lambda item: -item.bytes)
     if place.work != place.location:
-        carrier.persist(lambda: _check_room(archive, items, place.work, parallel))
+        _check_room(carrier.archive, items, place.work, parallel)
     _carry_all(carrier, first, place.work, parallel)
     _carry_all(carrier, [item for item in items if item.path == manifest], place.work, parallel)
     if manifest is None and not source.is_unchanged():
         raise SourceChanged(f"{source.folder} was changed while it was copied; nothing was published")
     if place.work != place.location:
-        carrier.persist(lambda: _publish(archive, place))
+        _publish(carrier.archive, place)
     moment = clock()
     receipt = replace(
         blank, files=_files(source, carrier, items, blank.format), copied=blank.copied or moment, verified=moment
     )
-    carrier.persist(lambda: write_receipt(archive, receipt))
+    write_receipt(carrier.archive, receipt)
     return receipt
 
 

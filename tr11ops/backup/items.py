@@ -9,20 +9,18 @@ import errno
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from tr11ops.backup.base import Archive, ArchiveFull
 from tr11ops.backup.checking import Checker, Stretch, stretches_of
-from tr11ops.backup.retrying import T, persist
+from tr11ops.backup.patient import patient
 from tr11ops.backup.source import Source, SourceFile
 from tr11ops.backup.tar_layout import Filler
 from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged, Transfer
 from tr11ops.units import size
-
-_LONGEST_NAP_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Carrier:
     """Carries items of one checkpoint to one archive. Its methods may be called by many threads at once."""
 
     def __init__(self, archive: Archive, source: Source, transfer: Transfer) -> None:
-        self._archive = archive
+        self.archive = patient(archive, transfer.retrying, partial(transfer.wait, check=self._check), transfer.say)
         self._source = source
         self._transfer = transfer
         self._abort = threading.Event()
@@ -69,7 +67,7 @@ class Carrier:
 
         Raises CopyDiffers when it never comes back as it was sent, the errors of the source, CopyStopped, ArchiveError.
         """
-        found = self.persist(lambda: self._archive.look(far))
+        found = self.archive.look(far)
         is_there = found is not None and found.bytes == item.bytes
         fault = None
         for attempt in range(self._transfer.resends + 1):
@@ -85,18 +83,14 @@ class Carrier:
             self._transfer.say(fault)
         raise CopyDiffers(f"{fault}, although it was sent {self._transfer.resends + 1} times; nothing was published")
 
-    def persist(self, action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-        """`action()`, tried again while the archive is away."""
-        return persist(action, self._transfer.retrying, self._wait, self._transfer.say, progress)
-
     # ------------------------------------------------------------------ there
     def _send(self, item: Item, far: str, sent: _Progress) -> None:
         def send() -> None:
-            upload = self._archive.upload(far, item.bytes, item.identity)
+            upload = self.archive.upload(far, item.bytes, item.identity)
             position = upload.offset
             sent.reach(position)
             try:
-                check_room(self._archive.address, self._archive.free_bytes(), item.bytes - position)
+                check_room(self.archive.address, self.archive.free_bytes(), item.bytes - position)
                 for piece in self._pieces(item, position):
                     self._transfer.sending.take(len(piece))
                     upload.write(piece)
@@ -107,7 +101,7 @@ class Carrier:
                 upload.leave()
                 raise
 
-        self.persist(send, lambda: sent.reached)
+        self.archive.persist(send, lambda: sent.reached)
 
     def _learn(self, item: Item, sent: _Progress) -> None:
         """Make sure that the digests of an item that was sent before are known."""
@@ -187,38 +181,24 @@ class Carrier:
                 ]
                 faults = [future.result() for future in begun]
         faults = [fault for fault in faults if fault is not None]
-        return f"{self._archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
+        return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
 
     def _stretch_differs(self, far: str, stretch: Stretch, is_last: bool, is_counted: bool) -> str | None:
         checker, read = Checker(stretch, self._digests), _Progress(self._count if is_counted else None)
-
-        def read_on() -> str | None:
-            left = stretch.bytes - checker.position
-            if stretch.bytes and not left:
-                return None
-            for piece in self._archive.read(far, stretch.offset + checker.position, None if is_last else left):
-                self._check()
-                self._transfer.reading.take(len(piece))
-                fault = checker.feed(piece)
-                if fault is not None:
-                    return fault
-                read.reach(checker.position)
-            return checker.end()
-
-        return self.persist(read_on, lambda: checker.position)
+        for piece in self.archive.read(far, stretch.offset, None if is_last else stretch.bytes):
+            self._check()
+            self._transfer.reading.take(len(piece))
+            fault = checker.feed(piece)
+            if fault is not None:
+                return fault
+            read.reach(checker.position)
+        return checker.end()
 
     # ------------------------------------------------------------------ stopping and counting
     def _check(self) -> None:
         self._transfer.check_stop()
         if self._abort.is_set():
             raise CopyStopped("another file of the checkpoint could not be copied")
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._check()
-            self._transfer.stop.wait(min(left, _LONGEST_NAP_SECONDS))
-        self._check()
 
     def _count(self, count: int) -> None:
         with self._counting:

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.patient import patient
 from tr11ops.backup.reread import differs
-from tr11ops.backup.retrying import persist
+from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer
+from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory, make_shared
 from trainer.contract import read_json, write_json
 
@@ -75,21 +77,31 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
     count = size = 0
     faults = []
     for file in log_files(folder):
-        if known.get(file.path) == [file.bytes, file.changed]:
+        if known.get(shown(file.path)) == [file.bytes, file.changed]:
             continue
         transfer.check_stop()
         try:
-            was_sent = _copy(archive, folder, f"{folder.name}/{file.path}", file, transfer)
+            was_sent = _copy(archive, folder, f"{folder.name}/{shown(file.path)}", file, transfer)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            faults.append(f"{folder / file.path}: {error.strerror or error}")
+        except (OSError, ValueError) as error:
+            faults.append(f"{folder}/{shown(file.path)}: {cause(error)}")
             continue
-        known[file.path] = [file.bytes, file.changed]
+        except ArchiveRefused as error:
+            if not is_well(archive):
+                raise
+            faults.append(f"{folder}/{shown(file.path)}: {error}")
+            continue
+        known[shown(file.path)] = [file.bytes, file.changed]
         count, size = count + was_sent, size + file.bytes * was_sent
         make_shared(book.parent)
         write_json(book, {"schema": SCHEMA, "address": archive.address, "files": known})
     return LogCopies(count, size, tuple(faults))
+
+
+def shown(path: str) -> str:
+    """A path as text: bytes that are no UTF-8 as %XX, since neither a bucket nor JSON can hold them."""
+    return "".join(f"%{ord(c) & 0xFF:02X}" if "\udc80" <= c <= "\udcff" else c for c in path)
 
 
 def _known(book: Path, address: str) -> dict[str, list[int]]:
@@ -106,7 +118,8 @@ def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Tra
     """Have the file there; returns whether it had to be sent."""
     content = folder / file.path
     digest = _digest(content, file.bytes)
-    there = persist(lambda: archive.look(far), transfer.retrying, transfer.wait, transfer.say)
+    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    there = archive.look(far)
     if there is not None:
         begins_alike = there.bytes <= file.bytes and not differs(
             archive, far, 0, there.bytes, _digest(content, there.bytes), transfer
@@ -116,7 +129,7 @@ def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Tra
         if not begins_alike:
             far = f"{far}.{digest[:8]}"
     for attempt in range(ATTEMPTS):
-        persist(lambda: _send(archive, content, far, file, transfer), transfer.retrying, transfer.wait, transfer.say)
+        archive.persist(lambda: _send(archive, content, far, file, transfer))
         fault = differs(archive, far, 0, file.bytes, digest, transfer)
         if not fault:
             return True

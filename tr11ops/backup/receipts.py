@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, get_args
 
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, ArchiveRefused
 from tr11ops.backup.records import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
 from tr11ops.typed_fields import typed_fields
 
@@ -27,14 +28,15 @@ def read_receipt(archive: Archive, location: str) -> Receipt | None:
 
 
 def list_receipts(archive: Archive, variant: str) -> tuple[Receipt, ...]:
-    """Receipts of all copies of a variant, by step. Raises as `read_receipt` does."""
+    """Receipts of all copies of a variant, by step; those that cannot be read are passed over. Raises ArchiveAway."""
     found = []
     for kind in get_args(Kind):
         folder = f"{FOLDERS[kind]}/{variant}"
         for file in archive.list(folder):
             name = file.path.removeprefix(f"{folder}/")
             if "/" not in name and name.endswith(RECEIPT_SUFFIX):
-                found.append(_read(archive, file.path))
+                with suppress(ValueError, RecursionError, ArchiveRefused):
+                    found.append(_read(archive, file.path))
     return tuple(sorted(found, key=lambda receipt: (receipt.step, receipt.kind, receipt.location)))
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tr11ops.backup.base import Archive
+from tr11ops.backup.patient import patient
 from tr11ops.backup.records import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
-from tr11ops.backup.retrying import persist
 from tr11ops.backup.rotation import Stored
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.tar_layout import BLOCK, tar_layout
@@ -78,10 +78,8 @@ def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
     if receipt.format != "tar" or not receipt.files:
         return {}
     begin = max(0, (receipt.files[0].offset or 0) - BLOCK)
-    block = persist(
-        lambda: b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b"",
-        transfer.retrying, transfer.wait, transfer.say,
-    )  # fmt: skip
+    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    block = b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b""
     try:
         created = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").mtime
     except tarfile.HeaderError:
@@ -107,20 +105,13 @@ def differs(
 
     Raises ArchiveError, CopyStopped.
     """
-
-    def look() -> str:
-        transfer.check_stop()
-        found = archive.look(path)
-        if found is None:
-            return "missing"
-        if found.bytes < offset + length or (found.bytes != length and not is_part):
-            return f"{found.bytes} bytes, {offset + length} were copied"
-        return _differs(archive, path, offset, length, digest, transfer)
-
-    return persist(look, transfer.retrying, transfer.wait, transfer.say)
-
-
-def _differs(archive: Archive, path: str, offset: int, length: int, digest: str, transfer: Transfer) -> str:
+    transfer.check_stop()
+    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    found = archive.look(path)
+    if found is None:
+        return "missing"
+    if found.bytes < offset + length or (found.bytes != length and not is_part):
+        return f"{found.bytes} bytes, {offset + length} were copied"
     seen, count = hashlib.sha256(), 0
     try:
         for part in archive.read(path, offset, length):

@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
 from tr11ops.backup.base import Archive, ArchiveRefused
 from tr11ops.backup.folder_files import make_folders, sync_folder
+from tr11ops.backup.patient import patient
 from tr11ops.backup.records import CopiedFile, Receipt
-from tr11ops.backup.retrying import persist
 from tr11ops.backup.transfer import CopyError, CopyStopped, Transfer
 from trainer.contract import (
     LATEST_FILE,
@@ -244,7 +245,7 @@ class _Reader:
     """Fetches files of one copy. Its methods may be called by many threads at once."""
 
     def __init__(self, archive: Archive, receipt: Receipt, transfer: Transfer) -> None:
-        self._archive = archive
+        self._archive = patient(archive, transfer.retrying, partial(transfer.wait, check=self._check), transfer.say)
         self._receipt = receipt
         self._transfer = transfer
         self._counting = threading.Lock()
@@ -280,8 +281,7 @@ class _Reader:
                 done += len(piece)
                 counted.reach(done)
 
-            def read_on() -> None:
-                nonlocal done
+            try:
                 for piece in self._pieces(file, done):
                     self._check()
                     self._transfer.reading.take(len(piece))
@@ -290,9 +290,6 @@ class _Reader:
                     _write(stream.fileno(), view, done)
                     done += len(view)
                     counted.reach(done)
-
-            try:
-                persist(read_on, self._transfer.retrying, self._transfer.wait, self._transfer.say, lambda: done)
             except ArchiveRefused:
                 if self._archive.look(self._far_path(file)) is not None:
                     raise

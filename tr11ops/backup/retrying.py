@@ -9,6 +9,11 @@ from typing import TypeVar
 
 from tr11ops.backup.base import ArchiveAway
 
+
+class StillAway(ArchiveAway):
+    """All tries were used up: nobody who hears of it tries again."""
+
+
 T = TypeVar("T")
 LONGEST_ASKED_SECONDS = 3600.0  # a far side that asks for more is not waited for so long
 
@@ -35,7 +40,7 @@ def persist(
     say: Callable[[str], None],
     progress: Callable[[], int] = lambda: 0,
 ) -> T:
-    """`action()`, tried again after ArchiveAway; raises the last one when the tries are used up.
+    """`action()`, tried again after ArchiveAway; raises StillAway when the tries are used up, here or inside.
 
     `wait` sleeps; it may raise to give up sooner (a request to stop). `say` hears of each failure. `progress`: a number
     that grows with what was achieved; failures with some between them are counted anew.
@@ -44,12 +49,14 @@ def persist(
     while True:
         try:
             return action()
+        except StillAway:
+            raise
         except ArchiveAway as away:
             if progress() > reached:
                 failures, reached = 0, progress()
             failures += 1
             if failures >= retrying.tries:
-                raise
+                raise StillAway(str(away), away.wait) from None
             seconds = retrying.delay(failures, away.wait)
             say(f"{away}; trying again in {seconds:.0f} s")
             wait(seconds)

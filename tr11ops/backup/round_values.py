@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import Archive, ArchiveAway
 from tr11ops.backup.due import Asked
+from tr11ops.backup.patient import PatientArchive, patient
 from tr11ops.backup.records import CopyRecord
-from tr11ops.backup.retrying import Retrying
+from tr11ops.backup.retrying import Retrying, persist
 from tr11ops.backup.transfer import CopyStopped, Transfer
 from tr11ops.evidence import cause
 from tr11ops.journal import Journal
@@ -47,6 +48,16 @@ class Place:
     clock: Callable[[], float] = time.time
     open: Callable[[str, RunCard], Archive] = open_archive
     retrying: Retrying = field(default_factory=Retrying)
+
+    def opened(self, name: str) -> PatientArchive:
+        """An archive, by its name or address. Raises ArchiveError, CopyStopped."""
+        archive = persist(lambda: self.open(name, self.card), self.retrying, self._wait, self.say)
+        return patient(archive, self.retrying, self._wait, self.say)
+
+    def _wait(self, seconds: float) -> None:
+        self.stop.wait(seconds)
+        if self.stop.is_set():
+            raise CopyStopped("stopped on request")
 
     def transfer(self, progress: Progress) -> Transfer:
         """The card's settings, watched by `progress`."""

@@ -15,7 +15,7 @@ from tr11ops.backup.ledger import after_round, keep_summary, last_state, write_a
 from tr11ops.backup.records import read_copies
 from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, RoundResult, Tally
 from tr11ops.backup.survey import forget_unreadable
-from tr11ops.backup.transfer import CopyError
+from tr11ops.backup.transfer import CopyError, CopyStopped
 from tr11ops.backup.turn import Turn, TurnTaken
 from tr11ops.evidence import cause
 
@@ -40,10 +40,11 @@ def rebuild(place: Place, names: Sequence[str]) -> RoundResult:
 def _one_archive(place: Place, request: Request, name: str) -> Tally:
     tally = Tally(name)
     try:
-        archive = place.open(name, place.card)
-    except ArchiveError as error:
+        archive = place.opened(name)
+    except (ArchiveError, CopyStopped) as error:
         tally.note_fault(error)
-        _keep_unopened(place, tally)
+        if tally.faults:
+            _keep_unopened(place, tally)
         return tally
     tally.archive, tally.address = archive.name, archive.address
     try:

@@ -138,6 +138,8 @@ def _check(folder: Path, files: tuple[SourceFile, ...]) -> None:
         is_plain = file.path == "/".join(parts) and not file.path.startswith("/") and ".." not in parts
         if not is_plain or "\0" in file.path or "\n" in file.path or file.path == MANIFEST_FILE:
             raise SourceDamaged(f"{folder / MANIFEST_FILE} names {file.path!r}, which is no file of a checkpoint")
+        if any("\udc80" <= character <= "\udcff" for character in file.path):
+            raise SourceDamaged(f"{folder} holds {file.path!a}, a name that is no text; give it another name")
         if any(is_unfinished(part) for part in parts):
             raise SourceDamaged(f"{folder / file.path} has the name of an unfinished upload; give it another name")
         path = folder / file.path

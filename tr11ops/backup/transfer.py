@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from tr11ops.runcard_copies import BackupSection
 
 PIECE_BYTES = 1 << 20
 SMALLEST_PIECE_BYTES = 64 << 10
+LONGEST_NAP_SECONDS = 0.5  # between two looks whether to go on
 
 
 class CopyError(Exception):
@@ -96,7 +98,14 @@ class Transfer:
         if self.stop.is_set():
             raise CopyStopped("stopped on request; the next copy goes on from here")
 
-    def wait(self, seconds: float) -> None:
-        """Sleep; raise CopyStopped as soon as a stop is asked for."""
-        self.stop.wait(seconds)
-        self.check_stop()
+    def wait(self, seconds: float, check: Callable[[], object] | None = None) -> None:
+        """Sleep; raise CopyStopped as soon as a stop is asked for, or what `check` raises, soon after it would."""
+        until = time.monotonic() + seconds
+        while True:
+            self.check_stop()
+            if check is not None:
+                check()
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self.stop.wait(left if check is None else min(left, LONGEST_NAP_SECONDS))

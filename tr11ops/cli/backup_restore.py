@@ -63,14 +63,14 @@ def restore(
         raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
     name = source or _best(card, step, kind)
     require_archives(card, [name], [step], "--from")
-    with _told(), closing(_opened(name, card)) as archive:
+    with _told(), place_of(card, as_json) as place, closing(place.opened(name)) as archive:
         receipt = _receipt(archive, card, step, asked.kind)
         if latest and receipt.kind != "full":
             raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
-            made = _restored(card, archive, receipt, into, file, latest, why, as_json)
+            made = _restored(place, archive, receipt, into, file, latest, why)
     if as_json:
         values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
         typer.echo(json.dumps({**values, "from": receipt.location, "bytes": receipt.bytes}, indent=1))
@@ -83,30 +83,29 @@ def restore(
 
 
 def _restored(
-    card: RunCard, archive: Archive, receipt: Receipt, into: Path, file: str | None, latest: bool, why: str, quiet: bool
+    place: Place, archive: Archive, receipt: Receipt, into: Path, file: str | None, latest: bool, why: str
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
     from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
 
     total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
-    with place_of(card, quiet) as place:
-        try:
-            with place.watch(f"restore {receipt.step}", total) as progress:
-                transfer = place.transfer(progress)
-                if file is not None:
-                    made = restore_file(archive, receipt, file, into, transfer)
-                else:
-                    made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
-        except CopyDamaged as error:
-            raise Refusal(f"{error}{_recorded(place, archive, receipt, error)}") from None
-        except AlreadyThere as error:
-            _note_what_is_here(place, receipt.step, into, error.path)
-            raise
-        if file is None:
-            _note_restored(place, receipt, made)
-        if place.directory.exists:
-            said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
-            place.journal.write("restored", why, said)
+    try:
+        with place.watch(f"restore {receipt.step}", total) as progress:
+            transfer = place.transfer(progress)
+            if file is not None:
+                made = restore_file(archive, receipt, file, into, transfer)
+            else:
+                made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
+    except CopyDamaged as error:
+        raise Refusal(f"{error}{_recorded(place, archive, receipt, error)}") from None
+    except AlreadyThere as error:
+        _note_what_is_here(place, receipt.step, into, error.path)
+        raise
+    if file is None:
+        _note_restored(place, receipt, made)
+    if place.directory.exists:
+        said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
+        place.journal.write("restored", why, said)
     return made
 
 
@@ -209,7 +208,7 @@ def drill(
     if into is not None and not into.is_dir():
         raise Refusal(f"--into {into}: there is no such folder", exit_code=2)
     try:
-        with _told(), closing(_opened(copy.archive, card)) as archive, place_of(card, as_json) as place:
+        with _told(), place_of(card, as_json) as place, closing(place.opened(copy.archive)) as archive:
             done = run_drill(place, archive, copy, into)
     except TurnTaken as taken:
         raise Refusal(f"a drill goes on already: {taken}") from None
@@ -242,12 +241,6 @@ def _best(card: RunCard, step: int, kind: str | None) -> str:
     best = max(found, key=lambda copy: (copy.kind == "full", copy.archive == "store"))
     say(f"from the {best.archive}: {best.address}")
     return best.archive
-
-
-def _opened(name: str, card: RunCard) -> Archive:
-    from tr11ops.backup.archives import open_archive
-
-    return open_archive(name, card)
 
 
 def _receipt(archive: Archive, card: RunCard, step: int, kind: str | None) -> Receipt:

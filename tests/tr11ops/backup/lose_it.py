@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,8 @@ from tests.tr11ops.backup.round_cases import Rounds, flip
 from tr11ops.backup.records import CopyRecord
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import RoundResult
+from tr11ops.backup.retrying import Retrying
+from tr11ops.backup.round_values import Place, RoundResult
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.checkpoints.use import Clocks
@@ -105,9 +106,20 @@ class Case(Rounds):
         else:
             self.far(step, "").with_suffix(".copy.json").unlink()
 
+    def spoil_receipt(self, step: int) -> None:
+        """The receipt of the step's copy holds none any more."""
+        if self.bucket is not None:
+            self.bucket.replace(self._object(step, "").rstrip("/") + ".copy.json", b"{")
+        else:
+            self.far(step, "").with_suffix(".copy.json").write_text("{")
+
+    def place(self) -> Place:
+        """With tries enough for what passes."""
+        return replace(super().place(), retrying=Retrying(tries=4, first_seconds=0.0))
+
     def restore(self, step: int, into: Path) -> Path:
         """The step's copy, in another folder."""
-        archive = self.place().open(self.archive, self.card)
+        archive = self.place().opened(self.archive)
         receipt = restorable(archive, self.card.run.variant, step)
         return restore_checkpoint(archive, receipt, into, self.place().transfer(self.progress))
 

@@ -5,16 +5,21 @@ Add a scenario as a test that takes `case`.
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.plugins.object_store_fixture import ObjectStore
+from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.lose_it import KINDS, Case, invoke
 from tests.tr11ops.backup.round_cases import DAY, flip, in_memory
 from tr11ops.backup import overlap as overlapping
-from tr11ops.backup.base import ArchiveRefused
+from tr11ops.backup.base import ArchiveAway, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
 from tr11ops.backup.overlap import parse_mounts, place_of
 from tr11ops.launch.archives import archive_checks, look_at_archives
@@ -94,9 +99,9 @@ def test_a_copy_that_goes_while_prune_is_at_it_keeps_its_checkpoint(
 
 @pytest.mark.parametrize("days", [-3000.0, 3.0, 40.0])
 def test_a_bucket_listed_long_ago_or_by_a_wrong_clock_keeps_all(
-    memory: Path, object_store: object, days: float
+    memory: Path, object_store: ObjectStore, days: float
 ) -> None:
-    case = Case(memory, "bucket", object_store)  # type: ignore[arg-type]
+    case = Case(memory, "bucket", object_store)
     case.now -= days * DAY
     copied(case, 100, 200, 300, 400)
     assert case.prune().outcomes == () and case.here() == [100, 200, 300, 400]
@@ -257,3 +262,112 @@ def test_a_copy_that_goes_with_its_checkpoint_was_none(memory: Path) -> None:
         case.far(step, "").symlink_to(case.checkpoints / f"global_step{step}")
     assert [outcome.result for outcome in case.prune().outcomes] in ([], ["kept", "kept"])
     assert case.here() == [100, 200, 300, 400]
+
+
+# ----------------------------------------------------------------------------- faults that pass
+def hiccups(case: Case, times: int) -> None:
+    """From now on each method of the archive fails so many times at first, as a network does."""
+    failed: Counter[str] = Counter()
+
+    def on(what: str, path: str, position: int) -> None:
+        if what not in ("write", "piece", "finish") and failed[what] < times:
+            failed[what] += 1
+            raise ArchiveAway("connection reset")
+
+    case.odd[case.archive] = {"on": on}
+
+
+def test_a_fault_that_passes_ends_no_round(case: Case) -> None:
+    case.save(100)
+    hiccups(case, 2)
+    assert case.round().exit_code == 0
+    hiccups(case, 2)
+    assert case.round(copies=False, reading="all").exit_code == 0
+    assert case.copied(case.archive) == [(100, "full")]
+    hiccups(case, 99)
+    assert case.round(copies=False, reading="all").exit_code == 3 and case.copied(case.archive) == [(100, "full")]
+
+
+def test_a_restore_at_night_lives_through_faults_that_pass(case: Case, tmp_path: Path) -> None:
+    copied(case, 100)
+    hiccups(case, 2)
+    assert not faults_of(case.restore(100, tmp_path / "new"))
+
+
+@pytest.mark.parametrize("fault", [Fault("answer", status=503), Fault("answer", status=429), Fault("reset")])
+def test_a_first_request_that_fails_is_made_again(
+    memory: Path, object_store: ObjectStore, tmp_path: Path, fault: Fault
+) -> None:
+    case = Case(memory, "bucket", object_store)
+    copied(case, 100)
+    object_store.faults.plant(replace(fault, times=2))
+    assert case.round(copies=False, reading="all").exit_code == 0
+    object_store.faults.clear()
+    object_store.faults.plant(replace(fault, times=2))
+    assert not faults_of(case.restore(100, tmp_path / "new"))
+
+
+# ----------------------------------------------------------------------------- one bad thing among many
+def test_one_receipt_that_is_none_stops_nothing_else(case: Case, tmp_path: Path) -> None:
+    copied(case, 100, 200)
+    case.spoil_receipt(100)
+    case.save(300)
+    done = case.round(reading="none")
+    assert [copy.step for copy in done.tallies[0].copied] == [300, 100], "the newest first, then the damaged one"
+    assert case.journal("backup-damaged") and not faults_of(case.restore(200, tmp_path / "new"))
+    assert [step for step, _ in case.copied(case.archive)] == [100, 200, 300]
+
+
+def test_one_receipt_that_cannot_be_read_stops_nothing_else(case: Case) -> None:
+    copied(case, 100)
+    case.save(200, 300)
+    case.now += DAY
+    refuse(case, "global_step100.copy.json")
+    done = case.round(reading="none")
+    assert [copy.step for copy in done.tallies[0].copied] == [300, 200] and done.exit_code == 1
+    (fault,) = done.tallies[0].faults
+    assert "global_step100.copy.json" in fault and case.copy(100).is_sound
+    assert "global_step100" in case.status()["message"], "it is in the alerts' evidence until somebody looks"
+
+
+def test_a_log_whose_name_is_no_text_is_copied_and_stops_nothing(case: Case) -> None:
+    logs = case.directory.paths.published / "logs"
+    logs.mkdir(parents=True)
+    odd = os.fsencode(logs) + b"/a-\xff\xfe.txt"
+    with open(odd, "wb") as stream:
+        stream.write(b"odd")
+    (logs / "b.txt").write_text("plain")
+    case.save(100)
+    done = case.run(case.archive)
+    assert done.exit_code == 0 and done.tallies[0].logs == 2, done
+    assert case.run(case.archive).tallies[0].logs == 0, "what was copied is known"
+    archive = case.place().open(case.archive, case.card)
+    names = {file.path: file.bytes for file in archive.list("small-logs")}
+    assert names == {"small-logs/logs/a-%FF%FE.txt": 3, "small-logs/logs/b.txt": 5}
+
+
+def test_a_log_that_the_archive_refuses_stops_nothing_else(case: Case) -> None:
+    logs = case.directory.paths.published / "logs"
+    logs.mkdir(parents=True)
+    (logs / "a.txt").write_text("a")
+    (logs / "b.txt").write_text("b")
+    case.save(100)
+
+    def on(what: str, path: str, position: int) -> None:
+        if what == "upload" and path.endswith("a.txt"):
+            raise ArchiveRefused(f"{path}: Invalid argument")
+
+    case.odd[case.archive] = {"on": on}
+    done = case.run(case.archive)
+    assert done.exit_code == 1 and done.tallies[0].logs == 1
+    (fault,) = done.tallies[0].faults
+    assert "a.txt" in fault and case.copied(case.archive) == [(100, "full")]
+
+
+def test_a_checkpoint_with_an_odd_name_in_it_keeps_no_other_from_its_copy(case: Case) -> None:
+    case.save(100, 200)
+    odd = os.fsencode(case.checkpoints / "global_step200") + b"/weights/\xff"
+    with open(odd, "wb") as stream:
+        stream.write(b"odd")
+    done = case.round()
+    assert (100, "full") in case.copied(case.archive), done
