@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +18,10 @@ from typing import Any, TypeVar
 from tr11ops.exclusions import read_version
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, Exclusion, KillSwitch, Observed, Step, Unknown
+from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
 from trainer.contract import (
     EndMarker,
     Heartbeat,
-    Manifest,
     RunPaths,
     StepRecord,
     checkpoint_steps,
@@ -37,6 +38,7 @@ LONGEST_TAIL_BYTES = 8 << 20  # beyond the stack traces that a crash of 384 rank
 STEPS_KEPT = 400
 ATTEMPTS_KEPT = 8
 CHECKPOINTS_EXAMINED = 4
+ANY_MODEL = ResumeNeed()  # where the card is not known
 
 
 def cause(error: BaseException) -> str:
@@ -231,17 +233,18 @@ def _details(path: Path) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- checkpoints
-def read_checkpoints(folder: Path, digests: bool = False) -> Observed[Checkpoints]:
-    """The checkpoints, of which only the newest are looked into, down to the first sound one.
+def read_checkpoints(folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL) -> Observed[Checkpoints]:
+    """The checkpoints, of which only the newest are looked into, down to the first resumable one.
 
-    File sizes are compared with the manifest; digests too if asked, which reads every byte.
+    They are judged as the trainer does it, for what the run `need`s. File sizes are compared with the manifest, and
+    what the last reading of all bytes found counts; digests are read if asked, which reads every byte.
     """
 
     def read() -> Checkpoints:
         steps = tuple(checkpoint_steps(folder))
         examined: list[Checkpoint] = []
         for step in reversed(steps[-CHECKPOINTS_EXAMINED:]):
-            examined.append(_checkpoint(folder / f"global_step{step}", step, digests))
+            examined.append(_checkpoint(folder, step, digests, need))
             if examined[-1].is_sound:
                 break
         return Checkpoints(steps, observed(lambda: read_latest(folder)), tuple(examined))
@@ -249,24 +252,19 @@ def read_checkpoints(folder: Path, digests: bool = False) -> Observed[Checkpoint
     return observed(read)
 
 
-def _checkpoint(folder: Path, step: int, digests: bool) -> Checkpoint:
-    manifest = observed(lambda: Manifest.read(folder))
+def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Checkpoint:
+    faults_of = partial(manifest_faults, read_digests=True) if digests else size_faults
+    manifest, fault = judge(folder, step, need, faults_of)
     if manifest is None:
-        return Checkpoint(step, complete=False)
-    if isinstance(manifest, Unknown):
-        return Checkpoint(step, complete=True, faults=(manifest.why,))
-    faults = observed(lambda: tuple(manifest_faults(folder, manifest, digests)))
-    if isinstance(faults, Unknown):
-        faults = (faults.why,)
-    if manifest.step != step:
-        faults = (f"its manifest is of step {manifest.step}", *faults)
+        is_complete = fault is not None and fault.kind not in {"missing", "incomplete"}
+        return Checkpoint(step, is_complete, faults=(fault.text,) if fault is not None and is_complete else ())
     return Checkpoint(
         step,
         complete=True,
         created=manifest.created,
         bytes=manifest.total_bytes,
         verified="digests" if digests else "sizes",
-        faults=faults,
+        faults=() if fault is None else (fault.text,),
     )
 
 

@@ -14,6 +14,7 @@ from tr11ops.evidence_operation import operation_facts, see_operation, unseen_op
 from tr11ops.evidence_training import see_training, training_facts, unseen_training
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
+from trainer.checkpoint.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -36,6 +37,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
         training=training_facts(card),
         operation=operation_facts(card),
+        need=ResumeNeed.of(card),
     )
 
 
@@ -84,7 +86,7 @@ def observe(
         steps=evidence.read_steps(paths),
         heartbeats=heartbeats,
         attempts=attempts,
-        checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests),
+        checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests, facts.need),
         kill_switch=evidence.read_kill_switch(facts.kill_switch),
         pause=evidence.read_kill_switch(paths.pause),
         exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),

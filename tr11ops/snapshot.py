@@ -16,6 +16,7 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import Submission
 from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import EndMarker, Heartbeat, StepRecord
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class RunFacts:
     """What the run card says, as far as watching needs it.
 
     `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
-    does not say. `total_iterations` counts from the card's samples and batch ramp.
+    does not say. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a
+    checkpoint that it resumes from.
     """
 
     name: str
@@ -59,6 +61,7 @@ class RunFacts:
     task_seconds: float | None = None
     training: TrainingFacts = field(default_factory=TrainingFacts)
     operation: OperationFacts = field(default_factory=OperationFacts)
+    need: ResumeNeed = field(default_factory=ResumeNeed)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint folder. It is complete when it has a readable manifest; `faults` are what its files get wrong.
+    """One checkpoint folder. It is complete when it has a manifest; `faults`: why no training resumes from it.
 
     `verified` says what was compared with the manifest: "sizes", "digests", or "" when nothing was.
     """

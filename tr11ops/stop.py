@@ -12,6 +12,7 @@ from tr11ops.launch.queue import own_jobs
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import EndMarker, Heartbeat
 from trainer.lease import Claim, read_lease
 
@@ -58,7 +59,7 @@ def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str
     ours, _ = own_jobs(card.run.name, directory, jobs, user)
     queued = tuple(job for job in ours if not job.state.is_active)
     steps = known(read_steps(directory.paths), ())
-    checkpoints = read_checkpoints(directory.paths.checkpoints)
+    checkpoints = read_checkpoints(directory.paths.checkpoints, need=ResumeNeed.of(card))
     newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
     return StopView(
         running=tuple(job for job in ours if job.state.is_active),

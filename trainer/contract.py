@@ -104,6 +104,10 @@ class RunPaths:
         """What became of a request for a checkpoint."""
         return self.requests / f"answer-{request}.json"
 
+    def digest_record(self, name: str) -> Path:
+        """What was found when all bytes of the checkpoint of that name were last read."""
+        return self.state / "checkpoints" / self.variant / "digests" / f"{name}.json"
+
     @property
     def heartbeats(self) -> Path:
         return self.state / "heartbeat"
@@ -302,6 +306,10 @@ def host_name() -> str:
 
 
 # ----------------------------------------------------------------------------- checkpoint manifest
+class NewerFormat(ValueError):
+    """A file of a newer tr11: this one cannot judge it. One line."""
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in hexadecimal."""
@@ -355,12 +363,15 @@ class Manifest:
 
     @classmethod
     def of(cls, value: dict[str, Any], folder: Path) -> Manifest:
-        """The manifest of `folder` from its JSON object. Raises ValueError when it is none, or of a newer schema."""
-        if value.get("schema", 0) > MANIFEST_SCHEMA:
-            raise ValueError(f"{folder} was written by a newer tr11 (manifest schema {value['schema']})")
+        """The manifest of `folder` from its JSON object. Raises ValueError (none), NewerFormat (of a newer tr11)."""
+        schema = value.get("schema", 0)
+        if not isinstance(schema, int):
+            raise ValueError(f"{folder / MANIFEST_FILE} is not a manifest: its schema is {schema!r}")
+        if schema > MANIFEST_SCHEMA:
+            raise NewerFormat(f"{folder} was written by a newer tr11 (manifest schema {schema})")
         try:
             if value["digest_algorithm"] != DIGEST_ALGORITHM:
-                raise ValueError(
+                raise NewerFormat(
                     f"{folder} has {value['digest_algorithm']!r} digests, this tr11 reads {DIGEST_ALGORITHM}"
                 )
             entries = tuple(FileEntry(**entry) for entry in value.pop("files"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.checkpoint.agreement import Crew
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.catalogue import CheckpointError, free_name
 from trainer.checkpoint.publishing import Fence
 from trainer.config import TrainerConfig
 from trainer.contract import (
@@ -97,20 +97,13 @@ def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
     moved = []
     for step in sorted(set(steps) - set(kept)):
         source = folder / checkpoint_name(step)
-        target = _free_name(folder, f"{source.name}{DISCARDED_SUFFIX}")
+        target = free_name(folder, f"{source.name}{DISCARDED_SUFFIX}")
         source.rename(target)
         moved.append(target.name)
     usable = [step for step in kept if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
     if moved and usable and read_latest(folder) not in usable:
         write_atomically(folder / LATEST_FILE, checkpoint_name(max(usable)))
     return moved
-
-
-def _free_name(folder: Path, name: str) -> Path:
-    number, path = 1, folder / name
-    while path.exists():
-        number, path = number + 1, folder / f"{name}-{number + 1}"
-    return path
 
 
 def _read(paths: RunPaths) -> RecoveryRecord:

@@ -16,6 +16,7 @@ from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_collective import load_deepspeed
 from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
+from trainer.checkpoint.resumable import ResumeNeed, model_facts
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config import TrainerConfig
 from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
@@ -46,7 +47,8 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> 
     when the checkpoint's settings are not the card's and nobody said which count.
     """
     folder, crew = config.paths.checkpoints, Crew(mesh.cpu_group)
-    step = _find(config, folder, config.run.expect_resume and config.checkpoint.load is None, say, crew)
+    must = config.run.expect_resume and config.checkpoint.load is None
+    step = _find(config, folder, must, say, crew, ResumeNeed.of(config))
     if step is not None:
         found = load_step(config, mesh, engine, step, say)
         return replace(found, own_step=step)
@@ -54,7 +56,8 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> 
         say(f"no checkpoint in {folder}: starting from random weights")
         return Resumed(Progress(), plan_of(config), None, False)
     other = Path(config.checkpoint.load)
-    step = _find(config, other, True, say, crew)
+    need = ResumeNeed.of(config)
+    step = _find(config, other, True, say, crew, need.for_weights() if _takes_weights(config) else need)
     assert step is not None
     return load_step(config, mesh, engine, step, say, other)
 
@@ -67,7 +70,7 @@ def load_step(
     place = (folder or config.paths.checkpoints) / checkpoint_name(step)
     settings = config.checkpoint
     fresh = settings.finetune and not is_own
-    weights_only = fresh or (not is_own and not settings.load_optimizer)
+    weights_only = not is_own and _takes_weights(config)
     cursor, rng = _read(config, mesh, engine, place, weights_only, say)
     plan = plan_of(config)
     if not fresh:
@@ -82,6 +85,11 @@ def load_step(
     if fresh:
         say("checkpoint.finetune: its weights are used, all counters start at zero")
     return Resumed(progress, plan, None, True)
+
+
+def _takes_weights(config: TrainerConfig) -> bool:
+    """Whether a start from another run's checkpoint leaves its optimizer alone."""
+    return config.checkpoint.finetune or not config.checkpoint.load_optimizer
 
 
 def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
@@ -118,12 +126,12 @@ def has_original_layout(place: Path) -> bool:
     return not (place / store.WEIGHTS).is_dir() and is_deepspeed_layout(place)
 
 
-def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, crew: Crew) -> int | None:
+def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, crew: Crew, need: ResumeNeed) -> int | None:
     """The step to start from; also a checkpoint that another tool wrote, which has no manifest."""
     foreign = crew.on_first(f"{folder} could not be searched", lambda: _foreign_step(folder))
     if foreign is not None:
         return foreign
-    return store.find_resumable(folder, config.checkpoint.verify, must, say, crew.group)
+    return store.find_resumable(folder, config.checkpoint.verify, must, say, crew.group, need)
 
 
 def _foreign_step(folder: Path) -> int | None:
@@ -179,27 +187,9 @@ def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
 
 def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:
     """What a checkpoint of this run says of it."""
-    model, vocabulary = config.model, config.tokenizer.padded_vocabulary_size
-    facts: dict[str, Any] = {
-        "model.layers": model.layers,
-        "model.hidden_size": model.hidden_size,
-        "model.attention_heads": model.attention_heads,
-        "model.ffn_hidden_size": model.ffn,
-        "model.kv_channels": model.head_size,
-        "model.activation": model.activation,
-        "model.position_embedding": model.position_embedding,
-        "model.embedding_layernorm": model.embedding_layernorm,
-        "model.layernorm_epsilon": model.layernorm_epsilon,
-        "tokenizer.padded_vocabulary_size": vocabulary,
-        "precision.dtype": config.precision.dtype,
-    }
-    if model.position_embedding == "absolute":
-        facts["model.max_position_embeddings"] = model.positions
-    if model.position_embedding == "rotary":
-        facts["model.rotary_base"] = model.rotary_base
     return CheckpointInfo(
         topology=mesh.degrees(),
-        model=facts,
+        model=model_facts(config),
         run_card_hash=card_hash,
         versions={"torch": torch.__version__, "deepspeed": metadata.version("deepspeed")},
         job_id=job_id,

@@ -121,8 +121,10 @@ class Saver:
                 self._info,
                 self._mesh,
                 settings=self._settings(progress, plan),
+                save_optimizer=self._config.checkpoint.save_optimizer,
                 group=self._mesh.cpu_group,
                 fence=self._fence,
+                report=self._say,
             )
         except CheckpointError as fault:
             if lost_a_rank(fault):

@@ -179,8 +179,12 @@ def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = T
     (folder / "weights").mkdir(parents=True)
     content = folder / "weights" / "part.bin"
     content.write_bytes(bytes(range(256)) * 4)
-    entry = FileEntry("weights/part.bin", 1024, file_digest(content))
-    Manifest(step, 8 * step, 1024 * step, (entry,), {"tensor": 1}, {}, "hash", created).write(folder)
+    entries = [FileEntry("weights/part.bin", 1024, file_digest(content))]
+    (folder / "optimizer").mkdir()
+    for name in ("optimizer/part.bin", "cursor.json"):
+        (folder / name).touch()
+        entries.append(FileEntry(name, 0, file_digest(folder / name)))
+    Manifest(step, 8 * step, 1024 * step, tuple(entries), {"tensor": 1}, {}, "hash", created).write(folder)
     if latest:
         paths.latest.write_text(f"global_step{step}\n")
     return folder

@@ -195,6 +195,37 @@ def test_a_refused_publication_leaves_latest_and_no_draft_of_it(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [partial.name, "global_step5", "latest"]
 
 
+FOREIGN = {
+    "newer": lambda manifest: {**manifest, "schema": 99},
+    "other-model": lambda manifest: {**manifest, "model": {"model.layers": 70}},
+    "more-parts": lambda manifest: {**manifest, "files": [{"path": f"{part}/x", "bytes": 0, "digest": ""} for part in
+                                                          ("weights", "optimizer", "cursor.json")]},
+    "no-manifest": lambda manifest: None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_not_this_trainings_is_set_aside_and_never_replaced(tmp_path: Path, kind: str) -> None:
+    info, extras = CheckpointInfo({}, {"model.layers": 4}), Extras({"consumed_samples": 0, "consumed_tokens": 0})
+    publish(tmp_path, *whole_checkpoint(tmp_path, 5, "theirs"))
+    path = tmp_path / "global_step5" / "manifest.json"
+    theirs = FOREIGN[kind](json.loads(path.read_text()))
+    path.write_text(json.dumps(theirs)) if theirs else path.unlink()
+    partial, manifest = whole_checkpoint(tmp_path, 5, "ours")
+    said: list[str] = []
+    publish(tmp_path, partial, make_manifest(5, extras, info, manifest.files), report=said.append)
+    assert (tmp_path / "global_step5" / "data").read_text() == "ours"
+    assert (tmp_path / "global_step5.set-aside" / "data").read_text() == "theirs"
+    assert len(said) == 1 and "global_step5.set-aside" in said[0]
+
+
+def test_an_earlier_save_of_the_same_training_is_replaced(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        publish(tmp_path, *whole_checkpoint(tmp_path, 5, text))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
+    assert (tmp_path / "global_step5" / "data").read_text() == "second"
+
+
 class Contenders(RuleBasedStateMachine):
     """Four trainers take the protocol's steps in any order, each frozen for any time between any two of them."""
 

@@ -1,6 +1,7 @@
 """Folders beside the checkpoints that are none: discarded by a roll-back, half-written, replaced, being removed.
 
     global_stepN.discarded, .discarded-2     set aside by a roll-back, for whoever studies the spike
+    global_stepN.set-aside, .set-aside-2     bore the name of a step that was saved, and was not that training's
     .global_stepN.partial-X                  a save that is being written, or was killed
     .global_stepN.replaced-X                 an older checkpoint of a step that is saved anew
     .NAME.pruning-X                          hidden by a prune that has not decided yet: whole, and put back if need be
@@ -20,10 +21,11 @@ from typing import Literal
 
 from tr11ops.checkpoints.scan import walk
 
-Kind = Literal["discarded", "half-written", "replaced", "hidden by a prune", "being removed"]
+Kind = Literal["discarded", "set aside", "half-written", "replaced", "hidden by a prune", "being removed"]
 
 _NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("discarded", re.compile(r"global_step([0-9]+)\.discarded(?:-[0-9]+)?")),
+    ("set aside", re.compile(r"global_step([0-9]+)\.set-aside(?:-[0-9]+)?")),
     ("half-written", re.compile(r"\.global_step([0-9]+)\.partial-.+")),
     ("replaced", re.compile(r"\.global_step([0-9]+)\.replaced-.+")),
     ("hidden by a prune", re.compile(r"\.(global_step[0-9]+(?:\.discarded(?:-[0-9]+)?)?)\.pruning-[0-9a-f]{12}")),
@@ -84,7 +86,7 @@ def names_of(folder: Path, kind: Kind) -> list[str]:
 
 def home_of(hidden: str) -> str:
     """The name that a folder had before a prune hid it."""
-    match = _NAMES[3][1].fullmatch(hidden)
+    match = _NAMES[4][1].fullmatch(hidden)
     if match is None:
         raise ValueError(f"{hidden} is not the name of a hidden checkpoint")
     return match.group(1)

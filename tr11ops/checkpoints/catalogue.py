@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,12 +11,13 @@ from tr11ops.backup.records import CopyRecord, read_copies
 from tr11ops.checkpoints.asides import SetAside, list_asides
 from tr11ops.checkpoints.digests import DigestRecord, read_digest
 from tr11ops.checkpoints.pins import Pin, read_pins
-from tr11ops.checkpoints.scan import CheckpointRow, list_rows, standing_fault
+from tr11ops.checkpoints.scan import NO_CARD, CheckpointRow, list_rows
 from tr11ops.checkpoints.use import Clocks, Uses, read_uses, restart_uses
 from tr11ops.evidence import observed
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
-from trainer.contract import read_latest
+from trainer.checkpoint.resumable import ResumeNeed
+from trainer.contract import LATEST_FILE, checkpoint_name, read_latest
 
 T = TypeVar("T")
 
@@ -35,10 +36,21 @@ class Checkpoint(CheckpointRow):
     is_discarded: bool = False
 
     @property
+    def no_resume(self) -> str:
+        """Why no training resumes from it, as far as is known; empty where one does."""
+        if isinstance(self.digests, Unknown):
+            return f"what was read of it is not known: {self.digests.why}"
+        if self.is_discarded:
+            return "a roll-back discarded it"
+        fault = super().no_resume
+        if not fault and self.digests is not None and self.digests.bad:
+            return f"it is damaged: {self.digests.bad[0]}"
+        return fault
+
+    @property
     def is_sound(self) -> bool:
-        """Whether a training can resume from it, as far as is known: whole by sizes, and no digest known to differ."""
-        is_bad = isinstance(self.digests, Unknown) or (self.digests is not None and not self.digests.is_fine)
-        return self.complete is True and not is_bad and not self.is_discarded
+        """Whether a training can resume from it, as far as is known (see `trainer.checkpoint.resumable`)."""
+        return not self.no_resume
 
     def document(self) -> dict[str, Any]:
         """The checkpoint as JSON values; `digests` is null where it was never read."""
@@ -69,33 +81,52 @@ class Catalogue:
 
 
 def read_catalogue(
-    directory: RunDirectory, clocks: Clocks, load: str | None = None, rows: Iterable[CheckpointRow] | None = None
+    directory: RunDirectory,
+    clocks: Clocks,
+    load: str | None = None,
+    rows: Iterable[CheckpointRow] | None = None,
+    need: ResumeNeed = NO_CARD,
 ) -> Catalogue:
     """Look at everything. `load`: the card's checkpoint.load; `rows`: checkpoints that were scanned already.
+
+    `need`: what the card's run needs of a checkpoint that it resumes from.
 
     Raises OSError when the folder of checkpoints cannot be read.
     """
     folder = directory.paths.checkpoints
     doubts: list[str] = []
     latest = _read(doubts, "latest", lambda: read_latest(folder), None)
-    scanned = list_rows(folder, latest) if rows is None else [_marked(row, latest) for row in rows]
+    scanned = list_rows(folder, latest, need) if rows is None else [_marked(row, latest) for row in rows]
     no_copies: tuple[CopyRecord, ...] = ()
     copies = _read(doubts, "copies on record", lambda: read_copies(directory), no_copies)
     no_pins: tuple[Pin, ...] = ()
     pins = _read(doubts, "pins", lambda: read_pins(directory), no_pins)
     uses = _read(doubts, "who uses what", lambda: read_uses(directory, clocks, load), Uses())
     fault = next((doubt for doubt in doubts if doubt.startswith("latest: ")), None)
+    checkpoints = _joined(directory, scanned, latest, copies, pins, uses)
     return Catalogue(
         folder=folder,
         latest=latest,
-        fault=fault.removeprefix("latest: ") if fault else standing_fault(folder, scanned, latest),
-        checkpoints=_joined(directory, scanned, latest, copies, pins, uses),
+        fault=fault.removeprefix("latest: ") if fault else _standing_fault(folder, checkpoints, latest),
+        checkpoints=checkpoints,
         aside=tuple(list_asides(folder)) if rows is None else (),
         copies=copies,
         pins=pins,
         uses=uses,
         doubts=tuple(doubts),
     )
+
+
+def _standing_fault(folder: Path, checkpoints: Sequence[Checkpoint], latest: int | None) -> str | None:
+    """What is wrong with what a restart would take, `latest` being what the file of that name says; None if nothing."""
+    if latest is None:
+        return f"{folder / LATEST_FILE} is missing: a restart takes the newest resumable one" if checkpoints else None
+    named = next((entry for entry in checkpoints if entry.is_latest), None)
+    if named is None:
+        return f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist"
+    if named.no_resume:
+        return f"{LATEST_FILE} names {checkpoint_name(latest)}, from which no restart goes on: {named.no_resume}"
+    return None
 
 
 def _read(doubts: list[str], what: str, read: Callable[[], T], otherwise: T) -> T:

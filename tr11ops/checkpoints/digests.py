@@ -8,9 +8,7 @@ A record counts only for the checkpoint it was made of: a step that was trained 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from tr11ops.checkpoints.pins import state_folder
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.typed_fields import typed_fields
 from trainer.contract import checkpoint_name, read_json, write_json
@@ -40,7 +38,7 @@ class DigestRecord:
 
 def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
     """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
-    path = _path(directory, step)
+    path = directory.paths.digest_record(checkpoint_name(step))
     value = read_json(path)
     if value is None:
         return None
@@ -53,11 +51,7 @@ def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestReco
 
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
     """Put a reading on record. Raises OSError."""
-    path = _path(directory, record.step)
+    path = directory.paths.digest_record(checkpoint_name(record.step))
     make_shared(path.parent)
     kept = record.bad[:BAD_KEPT]
     write_json(path, {**asdict(record), "bad": kept})
-
-
-def _path(directory: RunDirectory, step: int) -> Path:
-    return state_folder(directory) / "digests" / f"{checkpoint_name(step)}.json"

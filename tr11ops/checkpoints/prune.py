@@ -26,12 +26,13 @@ from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.pins import state_folder
 from tr11ops.checkpoints.removal import Stopped, doom, hide, put_back, remove, settle
 from tr11ops.checkpoints.retention import Decision, RetentionPolicy, decide, decide_asides
-from tr11ops.checkpoints.scan import CheckpointRow
+from tr11ops.checkpoints.scan import NO_CARD, CheckpointRow
 from tr11ops.checkpoints.use import Clocks, read_clocks
 from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.journal import Journal
 from tr11ops.reserve import keep_reserve, spend_reserve
 from tr11ops.rundir import RunDirectory
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import MANIFEST_FILE, checkpoint_name
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class PruneResult:
 
 @dataclass(frozen=True)
 class Pruner:
-    """One prune of one run. `load`: the card's checkpoint.load; `who` and `why` go into the journal.
+    """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the journal.
 
     `sight` looks whether copies are still there. `look_at_clocks` is replaced by tests alone.
     """
@@ -108,6 +109,7 @@ class Pruner:
     sight: Sight
     why: str = ""
     load: str | None = None
+    need: ResumeNeed = NO_CARD
     set_aside: bool = False
     progress: Callable[[int], None] = lambda count: None
     tell: Callable[[Outcome], None] = lambda outcome: None
@@ -126,8 +128,8 @@ class Pruner:
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)
         away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}
-        sight = partial(look_at_copies, card, directory)
-        return cls(directory, replace(policy, away=away), who, sight, why, card.checkpoint.load, **rest)
+        sight, need = partial(look_at_copies, card, directory), ResumeNeed.of(card)
+        return cls(directory, replace(policy, away=away), who, sight, why, card.checkpoint.load, need, **rest)
 
     @property
     def folder(self) -> Path:
@@ -149,7 +151,7 @@ class Pruner:
         return self.look_at_clocks(state_folder(self.directory))
 
     def _plan(self, clocks: Clocks) -> PrunePlan:
-        catalogue = read_catalogue(self.directory, clocks, self.load)
+        catalogue = read_catalogue(self.directory, clocks, self.load, need=self.need)
         counting = [copy for copy in catalogue.copies if self.policy.has(copy)]
         policy = replace(self.policy, unseen=self.sight(counting, clocks))
         asides = decide_asides(catalogue, policy, self.set_aside)

@@ -22,7 +22,7 @@ from tr11ops.checkpoints.use import Clocks
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
-LEAST_KEPT = 2  # the last complete ones, whatever the policy says
+LEAST_KEPT = 2  # the last resumable ones, whatever the policy says
 INCOMPLETE_SECONDS = 86400.0  # a save without a manifest that was not written to for so long is given up
 KIND_WORDS: Mapping[str, str] = {"full": "whole", "weights": "weights", "spike": "spike weights"}
 
@@ -132,7 +132,7 @@ class _State:
                    _milestones(catalogue, policy, sound, counting))  # fmt: skip
 
     def newer(self, step: int) -> int:
-        """How many sound checkpoints are newer."""
+        """How many resumable checkpoints are newer."""
         return len(self.sound) - bisect_right(self.sound, step)
 
 
@@ -184,7 +184,7 @@ def _reason(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]
 def _by_policy(entry: Checkpoint, state: _State) -> tuple[str, str]:
     newer, keep = state.newer(entry.step), state.policy.keep_latest
     if newer < LEAST_KEPT:
-        return "last two", "the last two complete ones are always kept"
+        return "last two", "no two newer ones are there that a restart can take"
     if newer < keep:
         return "newest", f"one of the newest {keep}"
     lacking = [lack for want in state.wanted.get(entry.step, ()) if (lack := _lack(entry, want, state)) is not None]
@@ -217,6 +217,8 @@ def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
         return "unclear", "a roll-back discarded it: the next start sets it aside"
     if entry.manifest == "unreadable" or not entry.identity or entry.changed is None:
         return "unclear", entry.faults[0] if entry.faults else "not all of it can be seen"
+    if entry.is_foreign:
+        return "unclear", f"{entry.lack.partition(';')[0]}: remove it by hand"
     if entry.manifest == "foreign":
         return "unclear", entry.faults[0] if entry.faults else "no manifest says whether it is whole: remove it by hand"
     return None
@@ -224,7 +226,7 @@ def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
 
 def _incomplete(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
     if not state.newer(entry.step):
-        return "incomplete", "not complete, and no complete one is newer: it may be in the making"
+        return "incomplete", "not complete, and no resumable one is newer: it may be in the making"
     if clocks.server is None or entry.changed is None:
         return "incomplete", "not complete, and when it was last written is not known"
     # A clock that jumps makes nothing old: both must say so, and what lies in the future has no age.
@@ -257,7 +259,7 @@ def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
 def _farewell(entry: Checkpoint, state: _State) -> str:
     copies = sorted({f"{copy.archive} ({KIND_WORDS[copy.kind]})" for copy in entry.copies if state.policy.has(copy)})
     where = f"copied to {', '.join(copies)}" if copies else "no copy of it is wanted"
-    damage = "not whole; " if not entry.is_sound else ""
+    damage = "no training resumes from it; " if not entry.is_sound else ""
     return f"{damage}older than the newest {state.policy.keep_latest}; {where}"
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tr11ops.backup.records import identity_of
-from trainer.contract import LATEST_FILE, MANIFEST_FILE, Manifest, checkpoint_name, checkpoint_step
+from trainer.checkpoint.resumable import Fault, ResumeNeed, lack_of
+from trainer.contract import MANIFEST_FILE, Manifest, checkpoint_name, checkpoint_step
 
 Layout = Literal["tr11", "deepspeed", "unknown"]
 ManifestState = Literal["read", "none", "unreadable", "foreign"]
@@ -26,6 +27,7 @@ THREADS = 16  # where the file system makes us wait; elsewhere they only take tu
 PROBES = 4  # checkpoints that tell which of the two it is
 WAITING_SHARE = 0.4  # of the time, from which on threads pay
 LARGEST_MANIFEST = 64 << 20  # that of a checkpoint of 400,000 files
+NO_CARD = ResumeNeed()  # where the card is not known, any model is the run's
 FAULTS_KEPT = 50  # of one checkpoint; the count of the rest is the last of them
 
 
@@ -36,7 +38,9 @@ class CheckpointRow:
     What only a manifest says is None where there is none (a copy of another trainer, a save that was killed).
     `identity` tells it from another checkpoint of the same step (see `tr11ops.backup.records.identity_of`); "" where it
     could not be read. `manifest` is "foreign" where there is another step's, or another trainer's save has none.
-    `changed`: when a file in it was last written; None where not all of it could be seen.
+    `changed`: when a file in it was last written; None where not all of it could be seen. `lack`: why no training of
+    this run resumes from it although it is whole (see `trainer.checkpoint.resumable`); `is_foreign`: because it is of
+    another model.
     """
 
     step: int
@@ -55,12 +59,23 @@ class CheckpointRow:
     manifest: ManifestState = "read"
     is_link: bool = False
     changed: float | None = None
+    lack: str = ""
+    is_foreign: bool = False
 
     @property
     def state(self) -> str:
         if self.faults:
             return "NOT WHOLE"
+        if self.lack:
+            return "no resume"
         return "whole" if self.topology is not None else "no manifest"
+
+    @property
+    def no_resume(self) -> str:
+        """Why no training resumes from it, as far as manifest and sizes show; empty where one does."""
+        if self.complete is None:
+            return "no manifest says what it should hold"
+        return f"it is not whole: {self.faults[0]}" if self.faults else self.lack
 
     @property
     def shape(self) -> str:
@@ -79,19 +94,19 @@ class CheckpointRow:
         return {**asdict(self), "complete": self.complete}
 
 
-def list_rows(folder: Path, latest: int | None) -> list[CheckpointRow]:
+def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> list[CheckpointRow]:
     """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError when unreadable.
 
-    One that goes while it is looked at is left out.
+    `need`: what the run needs of one that it resumes from. One that goes while it is looked at is left out.
     """
-    return read_rows(folder, checkpoint_folders(folder), latest)
+    return read_rows(folder, checkpoint_folders(folder), latest, need)
 
 
-def read_rows(folder: Path, steps: Sequence[int], latest: int | None) -> list[CheckpointRow]:
+def read_rows(folder: Path, steps: Sequence[int], latest: int | None, need: ResumeNeed) -> list[CheckpointRow]:
     """Rows of these steps, in their order."""
 
     def read(step: int) -> CheckpointRow | None:
-        return _row(folder / checkpoint_name(step), step, step == latest)
+        return _row(folder / checkpoint_name(step), step, step == latest, need)
 
     first, rest = steps[:PROBES], steps[PROBES:]
     began, worked = time.perf_counter(), time.thread_time()
@@ -117,18 +132,6 @@ def checkpoint_folders(folder: Path) -> list[int]:
         return []
     steps = ((checkpoint_step(name), name) for name in names)
     return sorted(step for step, name in steps if step is not None and checkpoint_name(step) == name)
-
-
-def standing_fault(folder: Path, rows: Sequence[CheckpointRow], latest: int | None) -> str | None:
-    """What is wrong with what a restart would take, `latest` being what the file of that name says; None if nothing."""
-    if latest is None:
-        return f"{folder / LATEST_FILE} is missing: a restart takes the newest whole checkpoint" if rows else None
-    named = next((row for row in rows if row.is_latest), None)
-    if named is None:
-        return f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist"
-    if named.faults:
-        return f"{LATEST_FILE} names {checkpoint_name(latest)}, which is not whole: {named.faults[0]}"
-    return None
 
 
 # ----------------------------------------------------------------------------- one checkpoint
@@ -168,7 +171,7 @@ def walk(place: Path) -> Tree:
     return Tree(sizes, changed, is_whole)
 
 
-def _row(place: Path, step: int, is_latest: bool) -> CheckpointRow | None:
+def _row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> CheckpointRow | None:
     try:
         tree = walk(place)
     except FileNotFoundError:
@@ -183,13 +186,16 @@ def _row(place: Path, step: int, is_latest: bool) -> CheckpointRow | None:
         text = why if str(place) in why else f"{place / MANIFEST_FILE} cannot be read: {why}"
         return _without(place, step, is_latest, tree, "unreadable", text)
     if content is not None and manifest is not None:
-        return _whole(place, step, is_latest, tree, manifest, hashlib.sha256(content).hexdigest())
+        identity = hashlib.sha256(content).hexdigest()
+        return _whole(place, step, is_latest, tree, manifest, identity, lack_of(manifest, need))
     if _layout(tree) == "deepspeed":  # the original's layout has none; in ours it is written last
         return _without(place, step, is_latest, tree, "foreign", "")
     return _without(place, step, is_latest, tree, "none", f"has no {MANIFEST_FILE}: its save did not end")
 
 
-def _whole(place: Path, step: int, is_latest: bool, tree: Tree, manifest: Manifest, identity: str) -> CheckpointRow:
+def _whole(
+    place: Path, step: int, is_latest: bool, tree: Tree, manifest: Manifest, identity: str, lack: Fault | None
+) -> CheckpointRow:
     faults = list(_size_faults(place, manifest, tree.sizes))
     if manifest.step != step:
         faults.insert(0, f"holds the manifest of step {manifest.step}: it was renamed")
@@ -210,6 +216,8 @@ def _whole(place: Path, step: int, is_latest: bool, tree: Tree, manifest: Manife
         manifest="read" if manifest.step == step else "foreign",
         is_link=place.is_symlink(),
         changed=tree.changed if tree.is_whole else None,
+        lack="" if lack is None else lack.text,
+        is_foreign=lack is not None and lack.is_foreign,
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from tr11ops.cluster.local_processes import is_alive
 from tr11ops.crontab.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir import RunDirectory, make_shared
+from trainer.checkpoint.resumable import resume_order
 from trainer.contract import RunPaths, checkpoint_step
 from trainer.lease import LeaseFolder, read_lease
 from trainer.phases import PhaseRecord, parse_phase
@@ -87,12 +88,12 @@ def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) 
     return Uses({step: tuple(whys) for step, whys in found.items()}, loading, recovery)
 
 
-def restart_uses(whole: Iterable[int], latest: int | None) -> dict[int, str]:
-    """What the next start would take of the whole checkpoints, and what it would fall back to; pure.
+def restart_uses(resumable: Iterable[int], latest: int | None) -> dict[int, str]:
+    """What the next start would take of the resumable checkpoints, and what it would fall back to; pure.
 
-    The order is the trainer's (trainer.checkpoint.catalogue): what `latest` names, then older ones, then newer ones.
+    The order is the trainer's.
     """
-    order = sorted(whole, key=lambda step: (latest is not None and step > latest, -step))
+    order = resume_order(resumable, latest)
     words = ("a restart takes it", "a restart takes it if the other fails")
     found = dict(zip(order, words, strict=False))
     if latest is not None:

@@ -39,7 +39,7 @@ def list_checkpoints(
     """What the run has saved: whether it is whole, was read, is copied, is pinned, and what uses it.
 
     Sizes of files are compared with the manifest; tr11 checkpoints verify reads every byte. Exit code 1 when `latest`
-    names nothing, or a checkpoint that is not whole; 3 when something could not be read.
+    names nothing, or a checkpoint from which no training resumes; 3 when something could not be read.
 
     Example: tr11 checkpoints list --run demo
     """
@@ -64,10 +64,11 @@ def open_catalogue(card: RunCard) -> Catalogue:
     """Everything that is known of a run's checkpoints. Raises Refusal when they cannot be listed."""
     from tr11ops.checkpoints.catalogue import read_catalogue
     from tr11ops.checkpoints.use import Clocks
+    from trainer.checkpoint.resumable import ResumeNeed
 
     directory = directory_of(card)
     try:
-        return read_catalogue(directory, Clocks(time.time()), card.checkpoint.load)
+        return read_catalogue(directory, Clocks(time.time()), card.checkpoint.load, need=ResumeNeed.of(card))
     except OSError as error:
         folder = directory.paths.checkpoints
         raise Refusal(f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3) from None
@@ -139,8 +140,8 @@ def pin(
         _note(
             directory, "checkpoint-pinned", f"{checkpoint_name(entry.step)}: {reason or 'no reason given'}", entry.step
         )
-    if entry.complete is False:
-        say(f"tr11: step {entry.step} is not whole: {entry.faults[0]}")
+    if entry.no_resume:
+        say(f"tr11: no training resumes from step {entry.step}: {entry.no_resume}")
     _tell(as_json, entry.step, "pinned" if is_new else "pinned already")
 
 

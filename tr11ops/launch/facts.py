@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
 from tr11ops.twin.rehearsal import rehearsal_refusal
-from trainer.contract import Manifest, checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
+from trainer.checkpoint.catalogue import refusal
+from trainer.checkpoint.resumable import ResumeNeed, Search, search, size_faults
+from trainer.contract import checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,16 @@ class KillSwitchFacts:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """The run's checkpoints, judged by manifest and file sizes, in the order in which the trainer tries them.
+    """The run's checkpoints, judged and tried as the trainer does it (see `trainer.checkpoint.resumable`).
 
-    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing.
-    `rejected`: (step, fault) of those tried before the one that a resume would load. `manifest`: of that one, or None.
+    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing. `refusal`: why
+    the trainer would resume from none of them, "" when it would.
     """
 
     steps: tuple[int, ...]
     latest: Observed[int | None]
-    rejected: tuple[tuple[int, str], ...]
-    manifest: Manifest | None
+    found: Search
+    refusal: str = ""
     verified: str = "sizes"
 
 
@@ -165,7 +168,7 @@ def observe_launch(
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
-        checkpoints=_observed(lambda: _checkpoints(directory, request.read_digests)),
+        checkpoints=_observed(lambda: _checkpoints(card, directory, request.read_digests)),
         host=host_name(),
         site=ask(site) if site else None,
         traces=_observed(lambda: read_traces(directory, known(submissions, ()))),
@@ -304,33 +307,11 @@ def owner_of_kill_switch(directory: RunDirectory) -> str:
     return owner if owner and Path(owner) != root and Path(owner).is_dir() else ""
 
 
-def _checkpoints(directory: RunDirectory, read_digests: bool) -> CheckpointFacts:
+def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> CheckpointFacts:
     folder = directory.paths.checkpoints
-    steps = checkpoint_steps(folder)
+    steps = tuple(checkpoint_steps(folder))
     latest = _observed(lambda: read_latest(folder))
-    named = latest if isinstance(latest, int) else None
-    rejected: list[tuple[int, str]] = []
-    verified = "digests" if read_digests else "sizes"
-    # The trainer's order: what `latest` names, then what is older than it, newest first; what is newer comes last.
-    for step in sorted(steps, key=lambda step: (named is not None and step > named, -step)):
-        manifest, fault = _verify(directory, step, read_digests)
-        if not fault:
-            return CheckpointFacts(tuple(steps), latest, tuple(rejected), manifest, verified)
-        rejected.append((step, fault))
-    return CheckpointFacts(tuple(steps), latest, tuple(rejected), None, verified)
-
-
-def _verify(directory: RunDirectory, step: int, read_digests: bool) -> tuple[Manifest | None, str]:
-    """The manifest of one checkpoint and its first fault; an empty fault means that it is whole."""
-    folder = directory.paths.checkpoint(step)
-    try:
-        manifest = Manifest.read(folder)
-    except ValueError as error:
-        return None, str(error)
-    if manifest is None:
-        return None, "it has no manifest, so it was not finished"
-    if manifest.step != step:
-        return manifest, f"its manifest is of step {manifest.step}"
-    faults = manifest_faults(folder, manifest, read_digests=read_digests)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return manifest, f"{faults[0]}{more}" if faults else ""
+    faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
+    found = search(folder, steps, latest if isinstance(latest, int) else None, ResumeNeed.of(card), faults_of)
+    problem = refusal(folder, steps, found) if steps else ""
+    return CheckpointFacts(steps, latest, found, problem, "digests" if read_digests else "sizes")

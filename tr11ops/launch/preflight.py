@@ -18,7 +18,7 @@ from tr11ops.launch.history import RunHistory
 from tr11ops.launch.margins import is_measured, margin_checks
 from tr11ops.launch.place import holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.queue import queue_checks
-from tr11ops.launch.resume import checkpoint_checks
+from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.rundir import RunDirectory
@@ -59,13 +59,14 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from queue_checks(card.run.name, directory, request, facts)
         yield from holder_checks(card, directory, facts)
         yield from checkpoint_checks(card, directory, facts)
+        yield from saving_checks(card)
         if request.array is not None or (request.chain is not None and request.chain.tasks > 1):
             yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
 
 
 def _resumed_step(facts: LaunchFacts) -> int:
     found = facts.checkpoints
-    return 0 if isinstance(found, Unknown) or found.manifest is None else found.manifest.step
+    return 0 if isinstance(found, Unknown) else found.found.step or 0
 
 
 # ----------------------------------------------------------------------------- the cluster

@@ -28,44 +28,45 @@ def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts
         else:
             yield ok("checkpoints", "none: the training starts from random weights")
         return
-    if found.manifest is None:
-        step, fault = found.rejected[0]
-        rule = f"none of the {len(found.steps)} in {folder} is whole: {checkpoint_name(step)}: {fault}"
-        yield refused("checkpoints", rule, "restore one from a backup, or move them away to start from random weights")
-        return
-    yield from _resume_checks(card, directory, found, found.manifest)
+    if found.refusal:
+        step, fault = found.found.barrier or found.found.passed[0]
+        text = f"{checkpoint_name(step)}: {fault.text}" if fault.key else found.refusal
+        rule, _, fix = text.rpartition("; ")
+        yield refused(fault.key or "checkpoints", rule, fix, 2 if fault.key else 1)
+    elif found.found.manifest is not None:
+        yield from _resume_checks(card, directory, found, found.found.manifest)
 
 
 def _resume_checks(
     card: RunCard, directory: RunDirectory, found: CheckpointFacts, manifest: Manifest
 ) -> Iterator[Check]:
-    steps, latest, rejected = found.steps, found.latest, found.rejected
+    steps, latest, passed = found.steps, found.latest, found.found.passed
     name = checkpoint_name(manifest.step)
     if isinstance(latest, Unknown):
         yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} will be resumed")
     elif latest is None:
-        text = f"{directory.paths.latest} is missing: {name}, the newest whole one, will be resumed"
+        text = f"{directory.paths.latest} is missing: {name}, the newest resumable one, will be resumed"
         yield warning("checkpoints", text)
     elif latest not in steps:
         text = f"latest names {checkpoint_name(latest)}, which is not there: {name} will be resumed"
         yield warning("checkpoints", text)
-    for step, fault in rejected[:3]:
-        yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault}")
-    newer = [step for step in steps if step > manifest.step and step not in dict(rejected)]
+    for step, fault in passed[:3]:
+        yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault.text}")
+    newer = [step for step in steps if step > manifest.step and step not in dict(passed)]
     if newer:
         yield warning("checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names")
-    differences = model_differences(card, manifest)
-    for key, (saved, wanted) in differences.items():
-        rule = f"{wanted!r} in the card, {saved!r} in {name}: a checkpoint of another model"
-        yield refused(key, rule, f"set it to {saved!r}, or use another run.variant for the new model", 2)
     if manifest.consumed_samples >= card.batch.train_samples:
         rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
         yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
-    if not differences:
-        yield ok(
-            "checkpoints",
-            f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified",
-        )
+    text = f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified"
+    yield ok("checkpoints", text)
+
+
+def saving_checks(card: RunCard) -> Iterator[Check]:
+    """What the card says of saving that a person may not have meant."""
+    if not card.checkpoint.save_optimizer and card.rehearsal is None:
+        rule = "false: what this run saves holds weights alone, and no attempt after the first can resume from it"
+        yield warning("checkpoint.save_optimizer", rule, "set it to true unless one attempt trains it all")
 
 
 def _topology(card: RunCard, manifest: Manifest) -> str:
@@ -74,30 +75,3 @@ def _topology(card: RunCard, manifest: Manifest) -> str:
     if saved == own:
         return ""
     return " (saved on " + " x ".join(f"{key} {degree}" for key, degree in saved.items()) + ")"
-
-
-def model_facts(card: RunCard) -> dict[str, object]:
-    """What decides whether a checkpoint fits, under the card's keys, as the trainer writes it into a manifest."""
-    model = card.model
-    facts: dict[str, object] = {
-        "model.layers": model.layers,
-        "model.hidden_size": model.hidden_size,
-        "model.attention_heads": model.attention_heads,
-        "model.ffn_hidden_size": model.ffn,
-        "model.position_embedding": model.position_embedding,
-        "model.embedding_layernorm": model.embedding_layernorm,
-        "tokenizer.padded_vocabulary_size": card.tokenizer.padded_vocabulary_size,
-        "precision.dtype": card.precision.dtype,
-    }
-    if model.position_embedding == "absolute":
-        facts["model.max_position_embeddings"] = model.positions
-    return facts
-
-
-def model_differences(card: RunCard, manifest: Manifest) -> dict[str, tuple[object, object]]:
-    """Keys on which card and checkpoint disagree: (saved, wanted). Keys that only one side knows are passed over."""
-    return {
-        key: (manifest.model[key], wanted)
-        for key, wanted in model_facts(card).items()
-        if key in manifest.model and manifest.model[key] != wanted
-    }

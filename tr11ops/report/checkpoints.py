@@ -123,6 +123,8 @@ def _age(moment: float | None, now: float) -> str:
 def _remarks(entry: Checkpoint) -> Iterator[str]:
     """What does not fit into the line."""
     yield from _first(entry.faults)
+    if entry.lack:
+        yield entry.lack
     if isinstance(entry.digests, Unknown):
         yield f"what was read is not known: {entry.digests.why}"
     elif entry.digests is not None:

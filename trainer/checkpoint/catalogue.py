@@ -1,4 +1,4 @@
-"""Which checkpoint to resume from: the one that `latest` names if it is whole, else the newest whole one, never none.
+"""Which checkpoint to resume from: the one that `latest` names, else the newest that is resumable, never none.
 
 Standard library and the contract only, so that tools without torch can ask the same question.
 """
@@ -6,16 +6,29 @@ Standard library and the contract only, so that tools without torch can ask the 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial as bind
 from pathlib import Path
 from typing import Literal
 
+from trainer.checkpoint.resumable import (
+    Fault,
+    FaultsOf,
+    ResumeNeed,
+    Search,
+    lack_of,
+    model_fault,
+    one_line,
+    read_whole,
+    search,
+    size_faults,
+)
 from trainer.contract import (
     LATEST_FILE,
-    MANIFEST_FILE,
     FileEntry,
     Manifest,
     checkpoint_name,
@@ -26,11 +39,13 @@ from trainer.contract import (
 
 Verify = Literal["digests", "sizes"]
 Report = Callable[[str], None]
-FaultsOf = Callable[[Path, Manifest], list[str]]
 
 _PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
 _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
 _REPLACED = re.compile(r"\.(global_step\d+)\.replaced-.+")
+
+
+SET_ASIDE_SUFFIX = ".set-aside"
 
 
 class CheckpointError(ValueError):
@@ -45,6 +60,53 @@ def partial_path(folder: Path, step: int, nonce: str) -> Path:
 def replaced_path(folder: Path, step: int, nonce: str) -> Path:
     """Where an older checkpoint of the same step waits while the new one takes its place."""
     return folder / f".{checkpoint_name(step)}.replaced-{nonce}"
+
+
+def free_name(folder: Path, name: str) -> Path:
+    """A path below `folder` where nothing lies yet: `name`, or `name-2`, `name-3`, ..."""
+    number, path = 1, folder / name
+    while os.path.lexists(path):
+        number, path = number + 1, folder / f"{name}-{number + 1}"
+    return path
+
+
+def take_place(folder: Path, partial: Path, manifest: Manifest, report: Report) -> Path | None:
+    """Give a fully written folder the name of its step; returns an older one of that name, to be removed, if any.
+
+    Only a checkpoint of the same training is replaced. Anything else that bears the name (of a newer tr11, of another
+    model, weights alone, without a manifest, a link) is set aside under a visible name and stays. Raises OSError; the
+    old folder then has its name.
+    """
+    home = folder / checkpoint_name(manifest.step)
+    if not os.path.lexists(home):
+        partial.rename(home)
+        return None
+    is_ours = is_replaceable(folder, manifest)
+    if is_ours:
+        aside = replaced_path(folder, manifest.step, uuid.uuid4().hex[:12])
+    else:
+        aside = free_name(folder, f"{home.name}{SET_ASIDE_SUFFIX}")
+    home.rename(aside)
+    try:
+        partial.rename(home)
+    except OSError:
+        aside.rename(home)
+        raise
+    if is_ours:
+        return aside
+    report(f"tr11: WARNING: {home.name} was another checkpoint: it was not replaced, and is now {aside}")
+    return None
+
+
+def is_replaceable(folder: Path, manifest: Manifest) -> bool:
+    """Whether what lies below `folder` under the name of the manifest's step is a checkpoint of the same training."""
+    if (folder / checkpoint_name(manifest.step)).is_symlink():
+        return False
+    old = read_whole(folder, manifest.step)
+    if isinstance(old, Fault) or old.is_rehearsed != manifest.is_rehearsed:
+        return False
+    same_parts = (lack_of(old, ResumeNeed()) is None) == (lack_of(manifest, ResumeNeed()) is None)
+    return same_parts and model_fault(old.model, manifest.model) is None
 
 
 def remove_leftovers(folder: Path) -> list[str]:
@@ -104,17 +166,10 @@ def _hidden(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 def read_checkpoint(folder: Path, step: int) -> Manifest:
     """The manifest of one step's checkpoint. Raises CheckpointError when there is none, or a damaged or foreign one."""
-    place = folder / checkpoint_name(step)
-    try:
-        manifest = Manifest.read(place)
-    except ValueError as error:
-        raise CheckpointError(_one_line(error)) from None
-    if manifest is None:
-        what = f"has no {MANIFEST_FILE}, so it is not complete" if place.is_dir() else "does not exist"
-        raise CheckpointError(f"{place} {what}; use another step")
-    if manifest.step != step:
-        raise CheckpointError(f"{place} holds the manifest of step {manifest.step}: it was renamed; give its name back")
-    return manifest
+    found = read_whole(folder, step)
+    if isinstance(found, Fault):
+        raise CheckpointError(found.text)
+    return found
 
 
 def verify_share(folder: Path, manifest: Manifest, rank: int, world: int) -> list[str]:
@@ -136,23 +191,30 @@ def _share(files: tuple[FileEntry, ...], rank: int, world: int) -> tuple[FileEnt
 
 
 def find_resumable(
-    folder: Path, verify: Verify, expect_resume: bool, report: Report, faults_of: FaultsOf | None = None
+    folder: Path,
+    verify: Verify,
+    expect_resume: bool,
+    report: Report,
+    faults_of: FaultsOf | None = None,
+    need: ResumeNeed | None = None,
 ) -> int | None:
     """The step to resume from, or None when this is the run's first start.
 
     `folder`: checkpoints/VARIANT. `verify`: "digests" reads every byte, "sizes" does not. `expect_resume`: None is
     not an acceptable answer. `report`: told, one line at a time, what was found wrong and what was taken instead.
     `faults_of`: replaces the check of one checkpoint's files (see `trainer.checkpoint.store.find_resumable`, which
-    spreads it over all ranks).
+    spreads it over all ranks). `need`: what makes one resumable (see `trainer.checkpoint.resumable`).
 
-    `latest` decides, so a person may point it to an older step. If what it names is broken, the newest complete
-    checkpoint before it is taken, and one after it only when there is no other. Puts a half-replaced checkpoint
-    back, so only the owner of the run calls it.
+    `latest` decides, so a person may point it to an older step. If what it names is not resumable, the newest
+    checkpoint before it that is gets taken, and one after it only when there is no other. Puts a half-replaced
+    checkpoint back, so only the owner of the run calls it.
 
-    Raises CheckpointError when there are checkpoints but none is complete, when `latest` exists but no checkpoint
-    does, when none is there and `expect_resume` says that one must be, or when the folder cannot be read.
+    Raises CheckpointError when there are checkpoints but none is resumable, when one that is not this run's to judge
+    (of a newer tr11, of another model) is newer than the one that is, when `latest` exists but no checkpoint does, when
+    none is there and `expect_resume` says that one must be, or when the folder cannot be read.
     """
-    faults_of = faults_of or (lambda place, manifest: manifest_faults(place, manifest, verify == "digests"))
+    if faults_of is None:
+        faults_of = size_faults if verify == "sizes" else bind(manifest_faults, read_digests=True)
     try:
         for line in settle_replaced(folder):
             report(line)
@@ -163,20 +225,36 @@ def find_resumable(
     if not steps:
         _check_first_start(folder, expect_resume)
         return None
-    first_fault = ""
-    for step in _preferred(steps, latest):
-        faults = _faults(folder, step, faults_of)
-        if not faults:
-            if step != latest:
-                report(f"resuming from {checkpoint_name(step)}, the newest complete checkpoint")
-            return step
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        report(f"{checkpoint_name(step)} is not usable: {faults[0]}{more}")
-        first_fault = first_fault or f"{checkpoint_name(step)}: {faults[0]}"
-    listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
-    raise CheckpointError(
-        f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is complete "
-        f"({first_fault}); restore one from a backup, or move them away to start from random weights"
+
+    def tell(step: int, fault: Fault) -> None:
+        report(f"{checkpoint_name(step)} is not usable: {fault.text}")
+
+    found = search(folder, steps, latest, need or ResumeNeed(), faults_of, tell)
+    problem = refusal(folder, steps, found)
+    if problem:
+        raise CheckpointError(problem)
+    if found.step != latest:
+        assert found.step is not None
+        report(f"resuming from {checkpoint_name(found.step)}, the newest resumable checkpoint")
+    return found.step
+
+
+def refusal(folder: Path, steps: Sequence[int], found: Search) -> str:
+    """Why nothing may be resumed although there are checkpoints; empty when something may. One line, with the fix."""
+    if found.step is None:
+        step, fault = found.passed[0]
+        listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
+        return (
+            f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is resumable ({checkpoint_name(step)}: "
+            f"{fault.text}); restore one from a backup, or move them away to start from random weights"
+        )
+    if found.barrier is None:
+        return ""
+    step, fault = found.barrier
+    older, newer = checkpoint_name(found.step), checkpoint_name(step)
+    return (
+        f"{newer} is newer than {older} and not for this run to judge: {fault.text}; use the tr11 and the run card "
+        f"that wrote it, or write {older} into {folder / LATEST_FILE} to go on from there ({newer} is then set aside)"
     )
 
 
@@ -185,7 +263,7 @@ def _latest(folder: Path, steps: list[int], report: Report) -> int | None:
     try:
         latest = read_latest(folder)
     except (ValueError, IsADirectoryError) as error:
-        report(_one_line(error))
+        report(one_line(error))
         return None
     if latest is None and steps:
         report(f"{folder / LATEST_FILE} is missing")
@@ -195,13 +273,6 @@ def _latest(folder: Path, steps: list[int], report: Report) -> int | None:
     if newer and latest in steps:
         report(f"{checkpoint_name(newer[-1])} is newer than {checkpoint_name(latest)}, which {LATEST_FILE} names")
     return latest
-
-
-def _preferred(steps: list[int], latest: int | None) -> list[int]:
-    """Steps in the order in which they are tried."""
-    if latest is None:
-        return sorted(steps, reverse=True)
-    return sorted(steps, key=lambda step: (step > latest, -step))
 
 
 def _check_first_start(folder: Path, expect_resume: bool) -> None:
@@ -215,14 +286,3 @@ def _check_first_start(folder: Path, expect_resume: bool) -> None:
             f"{folder} holds no checkpoint, and run.expect_resume = true refuses random weights; check run.directory "
             "and run.variant, or set run.expect_resume = false"
         )
-
-
-def _faults(folder: Path, step: int, faults_of: FaultsOf) -> list[str]:
-    try:
-        return faults_of(folder / checkpoint_name(step), read_checkpoint(folder, step))
-    except (CheckpointError, OSError) as error:
-        return [_one_line(error)]
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.resumable import model_fault
 from trainer.checkpoint.sharded_files import Piece, tiling_fault
 
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
@@ -17,12 +18,9 @@ _NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp3
 
 def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Compare the facts that both sides know. Raises CheckpointError with the first key that differs, and the fix."""
-    for key, value in wanted.items():
-        if key in saved and saved[key] != value:
-            raise CheckpointError(
-                f"it is of another model: {key} is {saved[key]!r} in the checkpoint and {value!r} in the run card; "
-                f"set {key} = {saved[key]!r}, or use another run.variant for the new model"
-            )
+    fault = model_fault(saved, wanted)
+    if fault is not None:
+        raise CheckpointError(fault.text)
 
 
 def check_pieces(

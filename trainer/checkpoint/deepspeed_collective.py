@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 
 from trainer.checkpoint import sharded_files
 from trainer.checkpoint.agreement import Crew
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.catalogue import CheckpointError, Report
 from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
 from trainer.checkpoint.deepspeed_content import (
     Degrees,
@@ -146,6 +146,7 @@ def save_deepspeed(
     save_optimizer: bool = True,
     group: dist.ProcessGroup | None = None,
     fence: Fence | None = None,
+    report: Report = lambda line: None,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name it. Collective.
 
@@ -167,7 +168,7 @@ def save_deepspeed(
         entries += crew.each(what, lambda: write_extras(partial, crew.rank, step, extras))
         written = tuple(chain.from_iterable(crew.gather(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence))
+        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
     except CheckpointError:
         if crew.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)

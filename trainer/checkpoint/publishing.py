@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import catalogue
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.catalogue import CheckpointError, Report
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
 from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_beside
 
@@ -102,12 +102,21 @@ def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tupl
     )
 
 
-def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = True, fence: Fence | None = None) -> int:
+def publish(
+    folder: Path,
+    partial: Path,
+    manifest: Manifest,
+    *,
+    latest: bool = True,
+    fence: Fence | None = None,
+    report: Report = lambda line: None,
+) -> int:
     """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written.
 
     `latest`: whether the file of that name shall name it. `fence` is asked last, when everything lies ready under
     hidden names: what follows are renames of these, and whoever takes the run over takes them away first (see
     `trainer.checkpoint.catalogue.fence_off`). So even a trainer that was frozen behind its fence changes nothing.
+    `report`: told when something that is not this training's bore the name (see `catalogue.take_place`).
     """
     faults = manifest_faults(partial, manifest, read_digests=False)
     if faults:
@@ -122,7 +131,7 @@ def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = T
     try:
         if fence is not None:
             fence()
-        aside = _take_place(folder, partial, home, manifest.step)
+        aside = catalogue.take_place(folder, partial, manifest, report)
         sync_folder(folder)
         if pointer is not None:
             pointer.replace(folder / LATEST_FILE)
@@ -134,18 +143,3 @@ def publish(folder: Path, partial: Path, manifest: Manifest, *, latest: bool = T
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)  # if this fails, the next save or search removes it
     return manifest.total_bytes
-
-
-def _take_place(folder: Path, partial: Path, home: Path, step: int) -> Path | None:
-    """Give the folder its name; returns where an older checkpoint of the same name was moved, if there was one."""
-    if not home.exists():
-        partial.rename(home)
-        return None
-    aside = catalogue.replaced_path(folder, step, uuid.uuid4().hex[:12])
-    home.rename(aside)
-    try:
-        partial.rename(home)
-    except OSError:
-        aside.rename(home)
-        raise
-    return aside

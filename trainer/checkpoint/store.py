@@ -24,7 +24,7 @@ from torch import Tensor
 from trainer.checkpoint import catalogue, sharded_files
 from trainer.checkpoint.agreement import Crew, one_line
 from trainer.checkpoint.catalogue import CheckpointError, Report, Verify
-from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
+from trainer.checkpoint.compatibility import check_complete, check_pieces
 from trainer.checkpoint.files import Bytes, as_bytes, write_files
 from trainer.checkpoint.publishing import (
     CURSOR,
@@ -38,6 +38,7 @@ from trainer.checkpoint.publishing import (
     publish,
     write_extras,
 )
+from trainer.checkpoint.resumable import WEIGHTS_ALONE, ResumeNeed, lack_of, size_faults
 from trainer.checkpoint.save_plan import INDEX_FILE, Share, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, Piece
 from trainer.checkpoint.state import ShardedState
@@ -62,6 +63,9 @@ __all__ = [
 ]
 
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
+START_ANOTHER = (
+    "; use another step, or start another run from it with checkpoint.load and checkpoint.load_optimizer = false"
+)
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,14 @@ def save(
     save_optimizer: bool = True,
     save_random_state: bool = True,
     fence: Fence | None = None,
+    report: Report = lambda line: None,
 ) -> SaveResult:
     """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
-    takes it. `save_random_state`: without it a load derives random streams anew. `fence`: see `publish`; of rank 0.
+    takes it. `save_random_state`: without it a load derives random streams anew. `fence`, `report`: see `publish`;
+    of rank 0.
     An existing checkpoint of the same step is replaced. Folders that killed saves left are removed first, so no
     AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
@@ -122,7 +128,7 @@ def save(
         entries = crew.each(what, lambda: _write(partial, crew.rank, step, parts, shares, chosen))
         written = tuple(chain.from_iterable(crew.collect(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence))
+        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
     except CheckpointError:
         if crew.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -214,7 +220,12 @@ def load(
 
 
 def find_resumable(
-    folder: Path, verify: Verify, expect_resume: bool, report: Report, group: dist.ProcessGroup | None = None
+    folder: Path,
+    verify: Verify,
+    expect_resume: bool,
+    report: Report,
+    group: dist.ProcessGroup | None = None,
+    need: ResumeNeed | None = None,
 ) -> int | None:
     """The search of `trainer.checkpoint.catalogue`, decided by rank 0 and told to all; all read digests. Collective.
 
@@ -222,7 +233,7 @@ def find_resumable(
     """
     crew = Crew(group)
     if crew.rank == 0:
-        return _lead_search(crew, folder, verify, expect_resume, report)
+        return _lead_search(crew, folder, verify, expect_resume, report, need)
     while True:
         order = crew.broadcast(cast("tuple[str, Any]", ("", None)))
         if order[0] == "found":
@@ -232,15 +243,17 @@ def find_resumable(
         crew.gather(_share_of_faults(crew, *order[1]))
 
 
-def _lead_search(crew: Crew, folder: Path, verify: Verify, expect_resume: bool, report: Report) -> int | None:
+def _lead_search(
+    crew: Crew, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
+) -> int | None:
     def faults_of(place: Path, manifest: Manifest) -> list[str]:
         if verify == "sizes":
-            return manifest_faults(place, manifest, read_digests=False)
+            return size_faults(place, manifest)
         crew.broadcast(("verify", (place, manifest)))
         return list(chain.from_iterable(crew.gather(_share_of_faults(crew, place, manifest))))
 
     try:
-        step = catalogue.find_resumable(folder, verify, expect_resume, report, faults_of)
+        step = catalogue.find_resumable(folder, verify, expect_resume, report, faults_of, need)
     except CheckpointError as error:
         crew.broadcast(("refused", str(error)))
         raise
@@ -272,13 +285,10 @@ def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_onl
     faults = manifest_faults(folder / checkpoint_name(step), manifest, read_digests=False)
     if faults:
         raise CheckpointError(f"it is damaged: {faults[0]}; restore it or resume from an older step")
-    facts = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
-    check_model(manifest.model, facts)
-    if not weights_only and not any(entry.path.startswith(f"{OPTIMIZER}/") for entry in manifest.files):
-        raise CheckpointError(
-            "it holds weights alone, from which no training resumes; use another step, or start another run from it "
-            "with checkpoint.load and checkpoint.load_optimizer = false"
-        )
+    lack = lack_of(manifest, ResumeNeed(info.model).for_weights() if weights_only else ResumeNeed(info.model))
+    if lack is not None:
+        more = START_ANOTHER if lack.text == WEIGHTS_ALONE else ""
+        raise CheckpointError(f"{lack.text}{more}")
     return manifest
 
 

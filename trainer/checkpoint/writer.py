@@ -231,7 +231,7 @@ class AsyncSaver:
                 entries = self._crew.collect(self._crew.each(what, flight.written.result))
                 flight.publishing = True
                 if self._crew.rank == 0:
-                    flight.published = self._background.submit(_publish, self.folder, flight, entries, self.fence)
+                    flight.published = self._background.submit(self._publish, flight, entries)
                 return
             total = self._crew.on_first(what, lambda: flight.published.result() if flight.published else 0)
         except CheckpointError as fault:
@@ -246,6 +246,12 @@ class AsyncSaver:
         place = self.folder / checkpoint_name(flight.step)
         self._outcomes.append(Finished(flight.step, place, total, now - flight.started, stall, flight.waited))
 
+    def _publish(self, flight: _Flight, entries: list[list[FileEntry]]) -> int:
+        """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
+        written = tuple(chain.from_iterable(entries))
+        manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
+        return store.publish(self.folder, flight.partial, manifest, fence=self.fence, report=self.report)
+
     def _save_at_once(
         self,
         step: int,
@@ -259,7 +265,7 @@ class AsyncSaver:
         try:
             saved = store.save(
                 self.folder, step, state, extras, info,
-                group=self.group, save_optimizer=save_optimizer, fence=self.fence,
+                group=self.group, save_optimizer=save_optimizer, fence=self.fence, report=self.report,
             )  # fmt: skip
         except CheckpointError as fault:
             self._fail(step, fault)
@@ -334,13 +340,6 @@ class AsyncSaver:
                 position += len(source)
             images[f"{name}/{share.file}"] = memory[begin:position]
             begin += _padded(share.size)
-
-
-def _publish(folder: Path, flight: _Flight, entries: list[list[FileEntry]], fence: Fence | None) -> int:
-    """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
-    written = tuple(chain.from_iterable(entries))
-    manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
-    return store.publish(folder, flight.partial, manifest, fence=fence)
 
 
 def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:

@@ -73,6 +73,13 @@ class Shelf:
         }  # fmt: skip
         Manifest(**{**values, **changes}).write(place)
 
+    def without_optimizer(self, step: int) -> None:
+        """Make it one of weights alone, as `checkpoint.save_optimizer = false` saves it."""
+        place = self.folder / checkpoint_name(step)
+        kept = tuple(name for name in FILES if not name.startswith("optimizer/"))
+        files = tuple(FileEntry(name, (place / name).stat().st_size, file_digest(place / name)) for name in kept)
+        self.write_manifest(step, files=files)
+
     def half(self, step: int, age: float = 2 * DAY) -> Path:
         """A save that did not end, last written to so long ago."""
         place = self.folder / checkpoint_name(step)

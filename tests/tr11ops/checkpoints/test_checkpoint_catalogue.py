@@ -16,6 +16,7 @@ from tr11ops.checkpoints.digests import DigestRecord, read_digest, write_digest
 from tr11ops.checkpoints.pins import pin, state_folder
 from tr11ops.checkpoints.scan import FAULTS_KEPT, is_waiting, list_rows
 from tr11ops.snapshot import Unknown
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import Manifest, manifest_faults
 
 
@@ -182,3 +183,30 @@ def test_one_that_goes_while_it_is_looked_at_is_left_out(shelf: Shelf, monkeypat
 
     monkeypatch.setattr(scan, "walk", walk)
     assert [row.step for row in list_rows(shelf.folder, None)] == [200]
+
+
+def test_weights_alone_are_nothing_that_a_restart_takes(shelf: Shelf) -> None:
+    shelf.save(100, 200, 300)
+    shelf.without_optimizer(300)
+    found = shelf.catalogue()
+    assert [entry.is_sound for entry in found.checkpoints] == [True, True, False]
+    assert found.checkpoints[2].complete is True and found.checkpoints[2].state == "no resume"
+    assert found.fault is not None and "from which no restart goes on: it holds weights alone" in found.fault
+    assert found.checkpoints[1].used_by == ("a restart takes it",)
+
+
+def test_what_a_reading_found_damaged_is_a_fault_where_latest_names_it(shelf: Shelf) -> None:
+    shelf.save(100, 200)
+    identity = shelf.catalogue().checkpoints[1].identity
+    write_digest(shelf.directory, DigestRecord(200, identity, NOW, 4, 256, ("weights/a.bin: its digest differs",)))
+    found = shelf.catalogue()
+    assert found.fault is not None and "it is damaged: weights/a.bin" in found.fault
+    assert found.checkpoints[0].used_by == ("a restart takes it",)
+
+
+def test_another_models_checkpoint_is_not_the_runs(shelf: Shelf) -> None:
+    shelf.save(100, 200)
+    shelf.write_manifest(200, model={"model.layers": 70})
+    found = shelf.catalogue(need=ResumeNeed({"model.layers": 4}))
+    assert [entry.is_sound for entry in found.checkpoints] == [True, False]
+    assert "model.layers is 70 in the checkpoint and 4 in the run card" in found.checkpoints[1].no_resume

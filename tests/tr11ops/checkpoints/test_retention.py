@@ -20,6 +20,7 @@ from tr11ops.checkpoints.pins import Pin
 from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_asides
 from tr11ops.checkpoints.use import Clocks, Uses
 from tr11ops.snapshot import Unknown
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.recovery_file import RecoveryEvent, RecoveryRecord
 
 CLOCKS = Clocks(NOW, NOW)
@@ -108,6 +109,23 @@ def test_damage_does_not_count_as_one_of_the_last_two(shelf: Shelf) -> None:
             replace(entry, digests=digests, used_by=()) if entry.step == 200 else entry for entry in seen.checkpoints
         )
         assert not any(decision.goes for decision in decide(replace(seen, checkpoints=known), policy(), CLOCKS))
+
+
+def test_no_whole_checkpoint_goes_on_the_strength_of_weights_alone(shelf: Shelf) -> None:
+    shelf.save(100, 200, 300, 400, 500)
+    for step in (300, 400, 500):
+        shelf.without_optimizer(step)
+    verdicts = {decision.step: decision for decision in decide(shelf.catalogue(), policy(), CLOCKS)}
+    assert not any(decision.goes for decision in verdicts.values())
+    assert (verdicts[100].rule, verdicts[200].rule) == ("in use", "in use")
+
+
+def test_another_models_checkpoint_is_left_to_a_person(shelf: Shelf) -> None:
+    shelf.save(100, 200, 300, 400)
+    shelf.write_manifest(100, model={"model.layers": 70})
+    catalogue = shelf.catalogue(need=ResumeNeed({"model.layers": 4}))
+    (first, *_) = decide(catalogue, policy(), CLOCKS)
+    assert (first.goes, first.rule) == (False, "unclear") and "another model" in first.why
 
 
 def test_what_cannot_be_seen_is_not_taken_for_damaged(shelf: Shelf) -> None:

@@ -130,8 +130,9 @@ def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> N
     (foreign / "mp_rank_00_model_states.pt").write_bytes(b"12345")
     (checkpoints / "latest").write_text("global_step30")
     answer = bench.tr11(*words)
-    assert answer.code == 1 and "latest names global_step30, which is not whole: weights/part.bin" in answer.err
+    assert answer.code == 1 and "latest names global_step30, from which no restart goes on" in answer.err
     states = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert "it is not whole: weights/part.bin" in answer.err
     assert "NOT WHOLE" in states["30"] and states["30"].endswith("latest") and "NOT WHOLE" in states["10"]
     assert "no manifest" in states["20"]
     rows = {row["step"]: row for row in bench.tr11(*words, "--json").json["checkpoints"]}
@@ -145,7 +146,7 @@ def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> N
         answer = bench.tr11(*words)
         assert answer.code == 1 and message in answer.err and "20" in answer.out
     (checkpoints / "latest").unlink()
-    assert "a restart takes the newest whole checkpoint" in bench.tr11(*words).err
+    assert "a restart takes the newest resumable one" in bench.tr11(*words).err
 
 
 def test_list_of_a_folder_that_cannot_be_read(bench: LocalBench, checkpoints: Path) -> None:

@@ -30,15 +30,19 @@ def write_tokenizer(folder: Path, size: int = 100) -> None:
 
 
 def write_checkpoint(folder: Path, step: int, model: dict[str, Any] | None = None, latest: bool = True) -> Path:
-    """A complete checkpoint of one small file, as the manifest sees it."""
+    """A complete checkpoint of one small file and the empty ones that a resume needs, as the manifest sees it."""
     place = folder / checkpoint_name(step)
     (place / "weights").mkdir(parents=True)
     data = place / "weights" / "part.bin"
     data.write_bytes(os.urandom(64))
-    entry = FileEntry("weights/part.bin", 64, file_digest(data))
+    entries = [FileEntry("weights/part.bin", 64, file_digest(data))]
+    (place / "optimizer").mkdir()
+    for name in ("optimizer/part.bin", "cursor.json"):
+        (place / name).touch()
+        entries.append(FileEntry(name, 0, file_digest(place / name)))
     facts = {"model.layers": 2, "model.hidden_size": 32} if model is None else model
     topology = {"tensor": 1, "pipeline": 1, "data": 1}
-    Manifest(step, step, step * 16, (entry,), topology, facts, "hash", 1.0).write(place)
+    Manifest(step, step, step * 16, tuple(entries), topology, facts, "hash", 1.0).write(place)
     if latest:
         write_atomically(folder / "latest", checkpoint_name(step))
     return place

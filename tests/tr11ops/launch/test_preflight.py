@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint, write_dataset
+from tr11ops.backup.records import identity_of
+from tr11ops.checkpoints.digests import DigestRecord, write_digest
 from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.check import Check, Level, verdict
@@ -311,7 +314,7 @@ def test_digests_are_compared_where_asked(bench: Bench) -> None:
     data.write_bytes(bytes(64))
     assert bench.code() == 0 and "global_step10 (saved on" in bench.text()
     bench.request = replace(bench.request, read_digests=True)
-    assert bench.code() == 1 and "none of the 1" in bench.faults()[0]
+    assert bench.code() == 1 and "none is resumable" in bench.faults()[0]
 
 
 def test_index_maps_that_are_there_are_not_announced(bench: Bench) -> None:
@@ -442,10 +445,50 @@ def test_a_damaged_newest_one_is_passed_over(bench: Bench) -> None:
     assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
 
 
+def without_optimizer(place: Path) -> None:
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["files"] = [entry for entry in manifest["files"] if not entry["path"].startswith("optimizer/")]
+    (place / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_weights_alone_are_passed_over_as_the_trainer_does_it(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    without_optimizer(place)
+    assert "warning: checkpoints: global_step20 is passed over: it holds weights alone" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
+
+
+def test_what_a_reading_found_damaged_is_passed_over(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    bad = ("weights/part.bin: its digest differs from the manifest's",)
+    write_digest(bench.directory, DigestRecord(20, identity_of(place), 1.0, 3, 64, bad))
+    assert "global_step20 is passed over: weights/part.bin: its digest differs" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in bench.text()
+
+
+def test_a_newer_format_is_not_trained_over(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    assert "global_step20 is newer than global_step10 and not for this run to judge" in bench.faults()[0]
+    assert bench.code() == 1
+    (checkpoints(bench) / "latest").write_text("global_step10")
+    assert bench.code() == 0, "told so, it goes on"
+
+
+def test_saving_weights_alone_is_warned_of(bench: Bench) -> None:
+    bench.overrides = ["checkpoint.save_optimizer=false"]
+    assert any(fault.startswith("warning: checkpoint.save_optimizer: ") for fault in bench.faults())
+    assert bench.code() == 0
+
+
 def test_none_whole_is_refused(bench: Bench) -> None:
     place = write_checkpoint(checkpoints(bench), 10, MODEL)
     (place / "manifest.json").unlink()
-    assert "none of the 1 in" in bench.faults()[0] and "it has no manifest" in bench.faults()[0] and bench.code() == 1
+    assert "none is resumable" in bench.faults()[0] and "has no manifest" in bench.faults()[0] and bench.code() == 1
     (place / "manifest.json").write_text("{")
     assert bench.code() == 1
 
@@ -465,7 +508,7 @@ def test_expected_but_absent_checkpoints_are_refused(bench: Bench) -> None:
 )
 def test_a_checkpoint_of_another_model_names_the_key(bench: Bench, key: str, value: object) -> None:
     write_checkpoint(checkpoints(bench), 10, {**MODEL, key: value})
-    assert bench.faults()[0].startswith(f"refused: {key}: ") and f"set it to {value!r}" in bench.faults()[0]
+    assert bench.faults()[0].startswith(f"refused: {key}: ") and f"set {key} = {value!r}" in bench.faults()[0]
     assert bench.code() == 2
 
 

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.checkpoint.catalogue import CheckpointError, find_resumable, read_checkpoint, verify_share
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import FileEntry, Manifest, file_digest
 
 
 def make(folder: Path, *steps: int, latest: int | str | None = None) -> None:
-    """Complete checkpoints of two files each; `latest` names the last one unless told otherwise ("" = no file)."""
+    """Complete checkpoints of three files each; `latest` names the last one unless told otherwise ("" = no file)."""
     for step in steps:
         place = folder / f"global_step{step}"
-        (place / "weights").mkdir(parents=True)
-        (place / "weights" / "__0_0.distcp").write_bytes(os.urandom(500))
+        for part in ("weights", "optimizer"):
+            (place / part).mkdir(parents=True)
+            (place / part / "__0_0.distcp").write_bytes(os.urandom(500))
         (place / "cursor.json").write_text(f'{{"step": {step}}}')
-        files = tuple(
-            FileEntry(name, (place / name).stat().st_size, file_digest(place / name))
-            for name in ("weights/__0_0.distcp", "cursor.json")
-        )
-        Manifest(step, 8 * step, 64 * step, files, {}, {}, "", 0.0).write(place)
+        describe(place, step)
     named = steps[-1] if latest is None else latest
     if named != "":
         (folder / "latest").write_text(f"global_step{named}" if isinstance(named, int) else named)
+
+
+def describe(place: Path, step: int, *missing: str, **changes: Any) -> None:
+    """Write the manifest of what is there, `missing` left out."""
+    names = ("weights/__0_0.distcp", "optimizer/__0_0.distcp", "cursor.json")
+    files = tuple(
+        FileEntry(name, (place / name).stat().st_size, file_digest(place / name))
+        for name in names
+        if name not in missing
+    )
+    values = {"consumed_samples": 8 * step, "consumed_tokens": 64 * step, "topology": {}, "model": {}}
+    Manifest(**{"step": step, "files": files, "run_card_hash": "", "created": 0.0, **values, **changes}).write(place)
 
 
 def search(folder: Path, verify: str = "digests", expect_resume: bool = False) -> tuple[int | None, list[str]]:
@@ -54,7 +67,7 @@ def test_latest_missing(tmp_path: Path) -> None:
     make(tmp_path, 9, 10, 100, latest="")
     step, said = search(tmp_path)
     assert step == 100
-    assert said == [f"{tmp_path}/latest is missing", "resuming from global_step100, the newest complete checkpoint"]
+    assert said == [f"{tmp_path}/latest is missing", "resuming from global_step100, the newest resumable checkpoint"]
 
 
 @pytest.mark.parametrize("text", ["global_step", "100", "global_step-1", "../global_step9", "\n"])
@@ -97,7 +110,7 @@ def test_a_broken_one_never_gives_way_to_one_that_a_rewind_left_behind(tmp_path:
     (tmp_path / "global_step9" / "cursor.json").unlink()
     step, said = search(tmp_path)
     assert step == 100
-    assert said[-1] == "resuming from global_step100, the newest complete checkpoint"
+    assert said[-1] == "resuming from global_step100, the newest resumable checkpoint"
 
 
 def truncate(place: Path) -> None:
@@ -153,7 +166,57 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: object, 
     assert step == 9
     assert said[0].startswith("global_step10 is not usable: ")
     assert fault in said[0]
-    assert said[1:] == ["resuming from global_step9, the newest complete checkpoint"]
+    assert said[1:] == ["resuming from global_step9, the newest resumable checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("optimizer/__0_0.distcp", "it holds weights alone, from which no training resumes"),
+        ("weights/__0_0.distcp", "it holds no weights, without which no training resumes"),
+        ("cursor.json", "it holds no cursor, without which no training resumes"),
+    ],
+)
+def test_a_checkpoint_without_all_its_parts_gives_way_to_one_with_them(tmp_path: Path, missing: str, said: str) -> None:
+    make(tmp_path, 9, 10)
+    describe(tmp_path / "global_step10", 10, missing)
+    assert search(tmp_path) == (
+        9, [f"global_step10 is not usable: {said}", "resuming from global_step9, the newest resumable checkpoint"],
+    )  # fmt: skip
+
+
+NEWER = {"schema": 99}
+OTHER_HASH = {"digest_algorithm": "blake3"}
+OTHER_MODEL = {"model": {"model.layers": 70}}
+
+
+@pytest.mark.parametrize("change", [NEWER, OTHER_HASH, OTHER_MODEL], ids=["newer", "other-digests", "other-model"])
+def test_one_that_is_not_ours_to_judge_is_not_trained_over_unless_latest_says_so(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    make(tmp_path, 9, 10)
+    describe(tmp_path / "global_step10", 10, **change)
+    need = ResumeNeed({"model.layers": 4})
+    with pytest.raises(CheckpointError, match="global_step10 is newer than global_step9 and not for this run to judge"):
+        find_resumable(tmp_path, "digests", False, print, need=need)
+    (tmp_path / "latest").write_text("global_step9")
+    assert find_resumable(tmp_path, "digests", False, print, need=need) == 9
+
+
+def test_damage_that_a_reading_found_counts_where_only_sizes_are_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "main"
+    make(folder, 9, 10)
+    manifest = (folder / "global_step10" / "manifest.json").read_bytes()
+    record = {"identity": hashlib.sha256(manifest).hexdigest(), "bad": ["weights/__0_0.distcp: its digest differs"]}
+    path = tmp_path / "run" / "state" / "checkpoints" / "main" / "digests" / "global_step10.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    assert search(folder, verify="sizes")[0] == 9
+    assert search(folder, verify="digests")[0] == 10, "the bytes decide, where they are read"
+    path.write_text(json.dumps({**record, "identity": "another"}))
+    assert search(folder, verify="sizes")[0] == 10
+    path.write_text("garbage")
+    assert search(folder, verify="sizes")[0] == 10
 
 
 def test_sizes_alone_do_not_read_the_bytes(tmp_path: Path) -> None:
@@ -164,11 +227,11 @@ def test_sizes_alone_do_not_read_the_bytes(tmp_path: Path) -> None:
     assert search(tmp_path, verify="sizes")[0] == 9
 
 
-def test_none_complete_is_refused(tmp_path: Path) -> None:
+def test_none_resumable_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 9, 10)
     lose(tmp_path / "global_step9")
     unfinish(tmp_path / "global_step10")
-    said = r"holds 2 checkpoint\(s\) \(global_step9, global_step10\) but none is complete"
+    said = r"holds 2 checkpoint\(s\) \(global_step9, global_step10\) but none is resumable"
     with pytest.raises(CheckpointError, match=said):
         search(tmp_path)
 

@@ -274,5 +274,5 @@ def test_the_search_is_one_decision_of_all_ranks(memory_path: Path) -> None:
     first, *others = world.run(4, search_together, memory_path)
     assert first[0] == 1
     assert first[1][0] == "global_step2 is not usable: weights/__0_0.distcp: its digest differs from the manifest's"
-    assert "none is complete" in first[2]
+    assert "none is resumable" in first[2]
     assert others == [(1, [], first[2])] * 3, "only rank 0 reports; all get the same answer"

@@ -23,9 +23,10 @@ from trainer.checkpoint.catalogue import (
     partial_path,
     read_checkpoint,
     remove_leftovers,
-    replaced_path,
     settle_replaced,
+    take_place,
 )
+from trainer.checkpoint.resumable import ResumeNeed
 from trainer.config import TrainerConfig
 from trainer.contract import LATEST_FILE, STAND_IN, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
 from trainer.progress import Progress
@@ -81,7 +82,7 @@ def publish(
     cursor.write_text(json.dumps({**asdict(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
     entry = FileEntry(CURSOR, cursor.stat().st_size, file_digest(cursor))
     parallel, model = config.parallel, config.model
-    Manifest(
+    manifest = Manifest(
         step=progress.iteration,
         consumed_samples=progress.consumed_samples,
         consumed_tokens=progress.consumed_tokens,
@@ -96,21 +97,18 @@ def publish(
         created=time.time(),
         versions=VERSIONS,
         job_id=job_id,
-    ).write(partial)
-    home = folder / checkpoint_name(progress.iteration)
-    aside = replaced_path(folder, progress.iteration, uuid.uuid4().hex[:12])
-    pointer = write_beside(folder / LATEST_FILE, home.name)
+    )
+    manifest.write(partial)
+    pointer = write_beside(folder / LATEST_FILE, checkpoint_name(progress.iteration))
     try:
         fence()
-        if replacing := home.exists():
-            home.rename(aside)
-        partial.rename(home)  # fails where whoever took over has moved it away
+        replaced = take_place(folder, partial, manifest, print)  # fails where a later trainer has moved it away
         pointer.replace(folder / LATEST_FILE)
     except BaseException:
         pointer.unlink(missing_ok=True)
         raise
-    if replacing:
-        shutil.rmtree(aside, ignore_errors=True)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def find(config: TrainerConfig, say: Say) -> int | None:
@@ -119,7 +117,7 @@ def find(config: TrainerConfig, say: Say) -> int | None:
     Raises CheckpointError as the trainer does, and for a checkpoint that a real training wrote.
     """
     folder = config.paths.checkpoints
-    step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say)
+    step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say, need=ResumeNeed.of(config))
     if step is not None and not read_checkpoint(folder, step).is_rehearsed:
         raise CheckpointError(
             f"{folder / checkpoint_name(step)} was written by a real training, and this is a rehearsal: give the "
