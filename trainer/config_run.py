@@ -86,6 +86,12 @@ class RecoverySection(Section):
     roll_backs: int = Field(
         default=2, ge=0, le=1000, description="roll-backs of the whole run; then spikes are flagged"
     )
+    dropped_steps: int = Field(
+        default=50,
+        ge=0,
+        le=MOST_ITERATIONS,
+        description="steps in a row that are not finite and change nothing, after which the training stops; 0 = never",
+    )
     skip_margin: int = Field(
         default=10, ge=0, le=MOST_ITERATIONS, description="iterations passed over beyond the spike, on each side"
     )

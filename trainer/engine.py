@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
-from trainer.guard import disagreements
+from trainer.guard import disagreements, not_finite
 from trainer.mesh import Mesh
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.gpt import (
@@ -332,6 +333,13 @@ class Engine:
     def disagreeing_parameters(self) -> list[str]:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
         return disagreements(self._parameters, self.mesh, TIED_NAME)
+
+    def not_finite(self) -> list[str]:
+        """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective."""
+        state = self.sharded_state()
+        weights = ((weight.name, weight.tensor) for weight in state.weights)
+        fragments = ((part.name, tensor) for part in state.fragments for tensor in part.tensors.values())
+        return not_finite(chain(weights, fragments), self.mesh)
 
     def close(self) -> None:
         """Destroy the pipeline and all process groups. The engine is unusable afterwards."""

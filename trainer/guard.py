@@ -1,8 +1,8 @@
-"""Invariants of a parallel training: copies that must be equal are equal, to the last bit."""
+"""Invariants of a parallel training: copies that must be equal are equal to the last bit, and numbers are finite."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from trainer.mesh import Mesh
 from trainer.shard import sharding_of
 
+_BLOCK_ELEMENTS = 1 << 24
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -34,6 +35,23 @@ def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_na
     if mesh.pipeline > 1 and _tied_differs(named, mesh, tied_name, digests):
         names.add(tied_name)
     return _union(names, mesh)
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]], mesh: Mesh) -> list[str]:
+    """Names of this worker's tensors that hold NaN or infinity; the same answer on all ranks. Collective."""
+    return _union({name for name, tensor in named if not is_finite(tensor)}, mesh)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    A sum that is finite had finite terms alone, and is much quicker than looking at each; one that is not may have
+    grown too large, so each is looked at then, a block at a time.
+    """
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))):
+        return True
+    flat = tensor.detach().reshape(-1)
+    return all(bool(torch.isfinite(block).all()) for block in flat.split(_BLOCK_ELEMENTS))
 
 
 def _unequal(values: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -43,7 +43,7 @@ from trainer.resume import load_newest, load_step, read_card_hash
 from trainer.samples import missing_test_share, open_samples
 from trainer.saving import Saver
 from trainer.schedule import batch_size_at, path_of
-from trainer.spikes import Flag, RollBack
+from trainer.spikes import DroppedSteps, Flag, RollBack
 from trainer.switches import Agreed, Switches
 
 DATA_LOOK_SECONDS = 1.0  # how long a rank waits for its data before all ranks look for a reason to stop
@@ -150,6 +150,7 @@ class Trainer:
         self.dumps = DebugDumps(config.debug, self.mesh, dumps)
         self.heartbeat.beat("loading", 0)
         self.spikes = SpikeWatch(config, self.mesh.cpu_group)
+        self.dropped = DroppedSteps(config.recovery.dropped_steps)
         self.spikes.settle()
         resumed = load_newest(config, self.mesh, self.engine, self._say)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
@@ -222,8 +223,10 @@ class Trainer:
             if action is not None:
                 self._answer(action)
             if isinstance(action, RollBack):
-                interval = Interval()
+                interval, self.dropped = Interval(), DroppedSteps(config.recovery.dropped_steps)
                 continue
+            self.dropped = self.dropped.after(result.loss, result.grad_norm, result.skipped)
+            self.dropped.check(iteration, self._saver.saved_step)
             # The save comes first: a hang or fault in the evaluation must not cost a finished interval.
             if config.checkpoint.interval is not None and iteration % config.checkpoint.interval == 0:
                 interval.time("save-checkpoint", self._save())

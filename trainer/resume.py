@@ -19,7 +19,7 @@ from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
 from trainer.checkpoint.resumable import ResumeNeed, model_facts
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config import TrainerConfig
-from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
+from trainer.contract import LATEST_FILE, MANIFEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 from trainer.engine import Engine
 from trainer.learning_rate import LearningRatePlan, plan_of
 from trainer.mesh import Mesh
@@ -118,6 +118,12 @@ def _read(
         engine.masters_from_weights(state)
         optimizer_step = 0
     engine.finish_load(replace(state, optimizer_step=optimizer_step))
+    broken = engine.not_finite()
+    if broken:
+        raise CheckpointError(
+            f"{place} holds numbers that are not finite: {len(broken)} parameters, the first {broken[0]}; nothing can "
+            f"be trained from it: write the name of an older one into {place.parent / LATEST_FILE}"
+        )
     return loaded.cursor, loaded.rng
 
 

@@ -20,6 +20,7 @@ from trainer.learning_rate import LearningRatePlan
 from trainer.mesh import Mesh
 from trainer.progress import Progress
 from trainer.resume import checkpoint_info, optimizer_facts
+from trainer.spikes import NotFiniteError
 
 
 class Saver:
@@ -69,7 +70,8 @@ class Saver:
 
         A save that cannot be written (disk full, no rights) is told and remembered; the older checkpoints are then
         untouched, all ranks know the same, and the training may go on. Raises RuntimeError when copies of a parameter
-        differ between ranks, CheckpointError when a rank was lost.
+        differ between ranks, NotFiniteError when a weight or moment is NaN or infinite, CheckpointError when a rank was
+        lost.
         """
         self._last_save = now
         step = progress.iteration
@@ -80,6 +82,13 @@ class Saver:
         if drifted:
             raise RuntimeError(
                 f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
+            )
+        broken = self._engine.not_finite()
+        if broken:
+            newest = "no checkpoint" if self.saved_step is None else f"step {self.saved_step}"
+            raise NotFiniteError(
+                f"nothing was saved at iteration {step}: not finite are {len(broken)} parameters, the first "
+                f"{broken[0]}; the newest to resume from is {newest}"
             )
         settings = self._config.checkpoint
         self._say(f"saving checkpoint at iteration {step:7d} to {self._config.paths.checkpoints}")

@@ -24,6 +24,35 @@ CALM_STEPS = 10  # ordinary steps in a row that end a spike
 SpikeKind = Literal["gradient norm", "loss", "not finite"]
 
 
+class NotFiniteError(RuntimeError):
+    """The training has diverged: going on, or saving, would be worth nothing. One line."""
+
+
+@dataclass(frozen=True)
+class DroppedSteps:
+    """Steps in a row that changed nothing, because their numbers were not finite: how many, and how many may be.
+
+    `most` is 0 where they are not counted.
+    """
+
+    most: int
+    count: int = 0
+
+    def after(self, loss: float, grad_norm: float | None, skipped: bool) -> DroppedSteps:
+        """Take one step's numbers. A step counts when its update was dropped, or should have been."""
+        is_finite = math.isfinite(loss) and (grad_norm is None or math.isfinite(grad_norm))
+        return replace(self, count=0 if is_finite and not skipped else self.count + 1)
+
+    def check(self, iteration: int, saved_step: int | None) -> None:
+        """Raises NotFiniteError when there are too many."""
+        if self.most and self.count >= self.most:
+            newest = "no checkpoint" if saved_step is None else f"step {saved_step}"
+            raise NotFiniteError(
+                f"the last {self.count} steps, up to iteration {iteration}, were not finite and changed nothing "
+                f"(recovery.dropped_steps = {self.most}); nothing was saved, the newest to resume from is {newest}"
+            )
+
+
 @dataclass(frozen=True)
 class Spike:
     """What a detector saw at `iteration`. `first_sign` is the earliest step that was out of the ordinary.

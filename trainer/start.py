@@ -17,6 +17,7 @@ from trainer.leaving import end_now, leave_word
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag, exit_code, exit_process, tell
 from trainer.loop import Trainer
 from trainer.requests import read_request
+from trainer.spikes import NotFiniteError
 
 REFUSALS = (CardError, CheckpointError, DataError)
 
@@ -43,10 +44,15 @@ def run(
         if request is not None and request.kind == "kill-now":  # the others have gone already
             end_now(config.paths, attempt, heartbeat, rank, request)
         reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
-        tell(f"tr11: refused: {error}" if reason == "refused" else traceback.format_exc().rstrip(), sys.stderr)
+        tell(f"tr11: refused: {error}" if reason == "refused" else _words(error), sys.stderr)
         leave_word(config.paths, attempt, rank, error, reason, trainer.progress.iteration)
     heartbeat.beat("ended", trainer.progress.iteration)
     exit_process(exit_code(reason), trainer.close)
+
+
+def _words(error: Exception) -> str:
+    """A divergence is the training's, and its line says all; of any other failure the place counts."""
+    return f"tr11: stopped: {error}" if isinstance(error, NotFiniteError) else traceback.format_exc().rstrip()
 
 
 def is_refusal(error: Exception, steps_done: int) -> bool:

@@ -27,6 +27,8 @@ from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
 from trainer.loop import Trainer
 from trainer.metrics import Interval
 from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
+from trainer.spikes import NotFiniteError
+from trainer.start import is_refusal
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
@@ -109,6 +111,34 @@ def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:
     iteration = trainer.progress.iteration
     trainer.close()
     return reason, iteration
+
+
+class Diverged(Trainer):
+    """Its masters turn into NaN before one iteration, for good: every later step is not finite."""
+
+    poison_at: int = 0
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 == self.poison_at:
+            with torch.no_grad():
+                for fragment in self.engine.sharded_state().fragments:
+                    fragment.tensors["fp32"].fill_(math.nan)
+            self.engine.finish_load(self.engine.sharded_state())
+        return super()._step(interval)
+
+
+def diverged_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int, bool]:
+    Diverged.poison_at = poison_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = Attempt("1", 1, config.paths.stop_request("1"))
+    trainer = Diverged(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    try:
+        trainer.train()
+    except NotFiniteError as error:
+        return str(error), trainer.progress.iteration, is_refusal(error, trainer.steps_done)
+    finally:
+        trainer.close()
+    return "", trainer.progress.iteration, False
 
 
 def _write_and_die(paths: RunPaths, record: RecoveryRecord) -> None:
@@ -337,3 +367,27 @@ def test_another_micro_batch_in_mid_run_changes_no_loss(tmp_path: Path) -> None:
         assert math.isclose(found[step][0], values[0], abs_tol=2e-6)
         assert math.isclose(found[step][1], values[1], rel_tol=1e-5)
         assert found[step][2:] == values[2:]
+
+
+@pytest.mark.parametrize(
+    ("dropped_steps", "interval", "iteration", "words"),
+    [
+        (
+            3,
+            5,
+            9,
+            "the last 3 steps, up to iteration 9, were not finite and changed nothing (recovery.dropped_steps = 3)",
+        ),
+        (0, 5, 10, "nothing was saved at iteration 10: not finite are"),
+    ],
+    ids=["steps-in-a-row", "at-the-next-save"],
+)
+def test_a_model_of_nan_stops_the_training_and_is_not_saved(
+    tmp_path: Path, dropped_steps: int, interval: int, iteration: int, words: str
+) -> None:
+    config = card(tmp_path, recovery={"dropped_steps": dropped_steps}, checkpoint={"interval": interval})
+    results = run_ranks(diverged_attempt, 2, config, 7, launch=False)
+    assert results[0] == results[1]
+    said, reached, is_refused = results[0]
+    assert (reached, is_refused) == (iteration, False) and words in said and "step 5" in said
+    assert checkpoint_steps(config.paths.checkpoints) == [5] and read_latest(config.paths.checkpoints) == 5

@@ -16,7 +16,7 @@ from trainer.config_schedule_rules import recovery_problems
 from trainer.contract import RunPaths
 from trainer.recovery_file import RecoveryRecord, read_recovery, recovery_path, write_recovery
 from trainer.skip import IterationRange
-from trainer.spikes import Flag, RollBack, Spike, SpikeDetector, decide_recovery
+from trainer.spikes import DroppedSteps, Flag, NotFiniteError, RollBack, Spike, SpikeDetector, decide_recovery
 
 Step = tuple[int, float, float | None]  # iteration, loss, gradient norm
 ROLL_BACK = RecoverySection(on_spike="roll_back", roll_backs=2, skip_margin=10)
@@ -222,3 +222,15 @@ def test_a_damaged_record_is_never_taken_for_none(tmp_path: Path, text: str) -> 
     recovery_path(paths).write_text(text)
     with pytest.raises(ValueError, match=r"recovery\.json"):
         read_recovery(paths)
+
+
+def test_steps_that_change_nothing_are_counted_in_a_row() -> None:
+    dropped = DroppedSteps(3)
+    for loss, norm, skipped in ((math.nan, 1.0, True), (1.0, math.inf, False), (1.0, 1.0, False), (2.0, None, True)):
+        dropped = dropped.after(loss, norm, skipped)
+        dropped.check(10, 5)
+    assert dropped.count == 1
+    dropped = dropped.after(math.inf, None, True).after(1.0, math.nan, True)
+    with pytest.raises(NotFiniteError, match=r"the last 3 steps, up to iteration 12, .* resume from is step 5"):
+        dropped.check(12, 5)
+    DroppedSteps(0, 10**6).check(12, None)

@@ -34,6 +34,7 @@ from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import TensorFacts, TensorSource
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract import FileEntry
+from trainer.guard import is_finite
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -132,7 +133,8 @@ def write_export(
     """Write the folder `target`; returns its files with sizes and SHA-256.
 
     `force` replaces an earlier export. `on_bytes` is told of each block of tensors written (`plan.bytes` in all).
-    Raises CheckpointError when the target is taken, the disk too small or the checkpoint damaged; then nothing is left.
+    Raises CheckpointError when the target is taken, the disk too small, the checkpoint damaged or a weight not finite;
+    then nothing is left.
     """
     check_target(target.resolve(), force, is_export)
     _check_space(target.resolve(), plan.bytes)
@@ -220,6 +222,8 @@ def _write_shard(
         for item in items:
             for offsets, sizes in row_blocks(item.facts, BLOCK_BYTES):
                 block = source.read("weights", item.key, offsets, sizes)
+                if not is_finite(block):
+                    raise CheckpointError(f"{item.key} holds NaN or infinity: such a model is not exported")
                 narrow = convert(item.key, block, item.facts.dtype).contiguous()
                 stream.write(narrow.flatten().view(torch.uint8).numpy().data)
                 on_bytes(narrow.numel() * narrow.element_size())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from trainer.checkpoint.commands import import_
 from trainer.checkpoint.huggingface_export import parse_size, plan_export, write_export
 from trainer.checkpoint.huggingface_import import HuggingFaceModel
 from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.source import TensorSource
 from trainer.config import TrainerConfig
 from trainer.contract import checkpoint_steps
 
@@ -310,6 +312,26 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert f"{path}: its digest differs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert export(checkpoint, tmp_path / "out", "--no-verify") == 0
+
+
+class WithNaN:
+    """A source in whose last tensor one number is none."""
+
+    def __init__(self, source: TensorSource):
+        self._source, self.facts, self.tensors = source, source.facts, source.tensors
+
+    def read(self, part: str, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        block = self._source.read(part, key, offsets, sizes).clone()
+        if key == list(self.tensors("weights"))[-1]:
+            block.view(-1)[0] = math.nan
+        return block
+
+
+def test_a_model_that_is_not_finite_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
+    plan = plan_export(WithNaN(open_checkpoint(checkpoint)))
+    with pytest.raises(CheckpointError, match="holds NaN or infinity: such a model is not exported"):
+        write_export(plan, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
 def test_a_disk_too_small_is_seen_before(
