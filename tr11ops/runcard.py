@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from pydantic import Field
 from tr11ops.runcard_addresses import expand_addresses
 from tr11ops.runcard_checks import operation_problems
 from tr11ops.runcard_copies import BackupSection, HubSection
+from tr11ops.runcard_find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard_load import (
     Key,
     apply_overrides,
     expand,
     make_absolute,
+    overridden_keys,
     read_tables,
     secret_values,
     unusable_values,
@@ -29,7 +31,7 @@ from tr11ops.runcard_load import (
 from tr11ops.runcard_sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
-from trainer.config import CardError, Problem, TrainerConfig, nearest, validate
+from trainer.config import CardError, Problem, TrainerConfig, validate
 from trainer.config_base import is_private
 from trainer.config_rules import cross_problems
 from trainer.schedule import batch_size_at, path_of
@@ -42,6 +44,8 @@ __all__ = [
     "CronSection",
     "FilesystemSection",
     "HubSection",
+    "LoadedCard",
+    "PathBase",
     "PermsSection",
     "RehearsalSection",
     "ResilienceSection",
@@ -51,16 +55,18 @@ __all__ = [
     "card_from_resolved",
     "find_card",
     "load_card",
+    "load_with_base",
     "parse_array",
     "parse_time_limit",
     "resolved",
     "shipped_cards",
+    "shipped_folder",
 ]
 
 RESOLVED_SCHEMA = 1
 MOST_PROBLEMS = 40
 
-# Strings that the shell on the node expands, and paths that are made absolute from the working directory.
+# Strings that the shell on the node expands, and paths that are made absolute (`runcard_find.base_of` says from where).
 SHELL_KEYS: frozenset[Key] = frozenset({("slurm", "setup")})
 PATH_KEYS: frozenset[Key] = frozenset(
     {
@@ -163,6 +169,14 @@ def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
     return _checked({name: item for name, item in value.items() if name != "derived"}, [], source)
 
 
+@dataclass(frozen=True)
+class LoadedCard:
+    """A card that was read and checked, and the folder that its relative paths were taken from."""
+
+    card: RunCard
+    base: PathBase
+
+
 def load_card(
     path: Path,
     overrides: Sequence[str] = (),
@@ -171,14 +185,27 @@ def load_card(
     directory: Path | None = None,
     keep_undefined: bool = False,
 ) -> RunCard:
+    """The card in `path`; see `load_with_base`."""
+    return load_with_base(path, overrides, environment, directory=directory, keep_undefined=keep_undefined).card
+
+
+def load_with_base(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    keep_undefined: bool = False,
+) -> LoadedCard:
     """Read, complete and check the card in `path`.
 
-    `overrides` are `section.key=value`; `$VARS` come from `environment` (None: nothing is defined); relative paths
-    are taken from `directory`, by default the current working directory, not from the card's folder: shipped cards
-    are shared, runs are not. `keep_undefined` leaves undefined variables as written, for commands that touch no path.
+    `overrides` are `section.key=value`; `$VARS` come from `environment` (None: nothing is defined). Relative paths are
+    taken from the card's folder (`runcard_find.base_of` knows the two exceptions), those of `overrides` from
+    `directory`: where the command is typed, by default the current working directory. `keep_undefined` leaves
+    undefined variables as written, for commands that touch no path.
     Raises CardError with every problem found, one line each.
     """
-    source = str(path)
+    source, current = str(path), directory or Path.cwd()
     variables = environment or {}
     tables = read_tables(path)
     _raise_if(unusable_values(tables, SHELL_KEYS), source)
@@ -188,8 +215,11 @@ def load_card(
     tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
     problems += empty + undefined + unusable_values(tables, SHELL_KEYS)
     problems += secret_values(tables, SECRET_FILE_KEYS)
-    tables = make_absolute(tables, PATH_KEYS, directory or Path.cwd(), variables)
-    return _checked(tables, problems, source)
+    base, typed = base_of(path, tables, current), overridden_keys(overrides)
+    tables = make_absolute(
+        tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")
+    )
+    return LoadedCard(_checked(tables, problems, source), base)
 
 
 def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) -> RunCard:
@@ -216,44 +246,3 @@ def _raise_if(problems: Sequence[Problem], source: str) -> None:
 def _without_private(problem: Problem) -> Problem:
     """The problem without what it quotes, where that is of a key that is never shown."""
     return replace(problem, value=None) if is_private(RunCard, problem.key.split(".")) else problem
-
-
-# ----------------------------------------------------------------------------- which card
-def shipped_folder() -> Path:
-    """The folder of the cards that come with tr11: inside the package when installed, `slurm/` in a checkout."""
-    installed = Path(__file__).parent / "shipped" / "slurm"
-    return installed if installed.is_dir() else Path(__file__).parent.parent / "slurm"
-
-
-def shipped_cards() -> tuple[str, ...]:
-    """Names that `--run NAME` knows anywhere."""
-    return tuple(sorted(path.stem for path in shipped_folder().glob("*.toml")))
-
-
-def find_card(option: str | None, environment: Mapping[str, str], directory: Path) -> Path:
-    """The card to use: `--run`, else $TR11_RUN, else tr11.toml in `directory`.
-
-    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when there is none.
-    """
-    if option == "":  # an unset variable of a script; the default card may be another run, which nobody meant
-        raise CardError("command line", [Problem("--run", option, "is empty", "give a path, or leave --run out")])
-    named = option or environment.get("TR11_RUN")
-    origin = "--run" if option else "$TR11_RUN"
-    if not named:
-        default = directory / "tr11.toml"
-        if default.is_file():
-            return default
-        rule = "no run card: there is no tr11.toml here and neither --run nor $TR11_RUN is given"
-        raise CardError(str(directory), [Problem("run card", None, rule, f"use --run PATH, or {_shipped_names()}")])
-    if "\0" not in named and (directory / named).exists():
-        return directory / named
-    stem = named.removesuffix(".toml")
-    if stem in shipped_cards():
-        return shipped_folder() / f"{stem}.toml"
-    near = nearest(stem, shipped_cards())
-    fix = f"did you mean {near!r}?" if near else f"give a path, or {_shipped_names()}"
-    raise CardError("command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)])
-
-
-def _shipped_names() -> str:
-    return "a shipped card: " + ", ".join(shipped_cards())

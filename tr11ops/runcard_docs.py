@@ -22,10 +22,14 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
 - **Variables**: `$NAME` and `${NAME}` in strings are replaced from the environment; an undefined one is refused;
   `$$` is a dollar sign. `slurm.setup` is left alone: it is shell, and the node expands it. A variable that is a whole
   entry of `alerts.recipients` or `alerts.rota` may hold several addresses, with commas between them.
-- **Paths** may be relative: they are taken from the folder in which the command is typed, not from the card's folder,
-  because a card is shared and a run is not. `~/` is your home. These keys are paths: PATH_KEYS.
+- **Paths** may be relative: they are taken from the card's folder (behind a link: the file's), so that one card is one
+  run, wherever a command is typed. Two exceptions: a card that ships with tr11, by name or by path, takes them from the
+  folder in which the command is typed; and a run that was launched below the current folder when all cards did so goes
+  on there, until the card names its directory in full (`tr11 launch` warns). The plan's line `paths from` says which.
+  `~/` is your home. These keys are paths: PATH_KEYS.
 - **Overrides**: `--set section.key=value`, as often as needed; the value is TOML, or text where it is not.
-  `none` removes an optional key: `--set batch.ramp=none`.
+  `none` removes an optional key: `--set batch.ramp=none`. A relative path given here is taken from the folder in which
+  the command is typed, as with any other option.
 - **Faults** are reported all at once, one line each: where, the key, its value, the rule, and what mends it.
 - The data-parallel degree is not a key: it is nodes x workers per node / (tensor x pipeline).
 

@@ -131,7 +131,7 @@ def apply_overrides(
     result, problems = _copy(tables), []
     for override in overrides:
         name, equals, text = override.partition("=")
-        parts = tuple(part.strip() for part in name.split("."))
+        parts = _parts(override)
         if not equals or len(parts) < 2 or not all(parts):
             problems.append(Problem("--set", name, "must be section.key=value", "e.g. --set slurm.nodes=24"))
             continue
@@ -149,6 +149,15 @@ def apply_overrides(
         else:
             table[parts[-1]] = _override_value(text.strip(), kinds)
     return result, problems
+
+
+def overridden_keys(overrides: Sequence[str]) -> frozenset[Key]:
+    """The keys that `overrides` set."""
+    return frozenset(_parts(override) for override in overrides)
+
+
+def _parts(override: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
 
 
 def _copy(value: Any) -> Any:
@@ -238,21 +247,25 @@ GROUP_KEYS: frozenset[Key] = frozenset({("data", "train_group"), ("data", "valid
 
 
 def make_absolute(
-    tables: Mapping[str, Any], path_keys: frozenset[Key], directory: Path, environment: Mapping[str, str]
+    tables: Mapping[str, Any], path_keys: frozenset[Key], folder_of: Callable[[Key], Path], home: str
 ) -> dict[str, Any]:
-    """Paths at `path_keys` (or in a list there) and in data groups made absolute from `directory`; `~/` is $HOME."""
+    """Paths at `path_keys` (or in a list there) and in data groups made absolute; `~/` is `home` where there is one.
+
+    `folder_of` says from which folder those at a key are taken.
+    """
 
     def change(key: Key, value: Any) -> Any:
         plain = tuple(part for part in key if not isinstance(part, int))
         if isinstance(value, str) and plain in GROUP_KEYS:
-            return _absolute_group(value, directory)
+            return _absolute_group(value, folder_of(plain))
         if not isinstance(value, str) or not value or plain not in path_keys:
             return value
-        if plain in HUB_KEYS and is_hub_id(value, directory):
+        folder = folder_of(plain)
+        if plain in HUB_KEYS and is_hub_id(value, folder):
             return value
-        if value.startswith("~/") and environment.get("HOME"):
-            value = environment["HOME"] + value[1:]
-        return str(directory / value)
+        if value.startswith("~/") and home:
+            value = home + value[1:]
+        return str(folder / value)
 
     result: dict[str, Any] = _map(dict(tables), change)
     return result

@@ -96,7 +96,8 @@ def test_the_digest_follows_every_setting_and_nothing_else(tmp_path: Path) -> No
     assert load_card(SMALL, ["batch.micro_batch_size=4"], {}).digest == card.digest
     moved = tmp_path / "other.toml"
     moved.write_text("# a comment\n" + SMALL.read_text(encoding="utf-8"), encoding="utf-8")
-    assert load_card(moved, [], {}).digest == card.digest
+    elsewhere = load_card(moved, [f"run.directory={card.run.directory}", f"data.prefixes={card.data.prefixes}"], {})
+    assert elsewhere.model_copy(update={"tokenizer": card.tokenizer}).digest == card.digest
     assert load_card(SMALL, ["run.seed=43"], {}).digest != card.digest
     assert load_card(SMALL, ["slurm.time_limit=5"], {}).digest != card.digest
 
@@ -151,7 +152,7 @@ def test_variables_and_paths(tmp_path: Path) -> None:
     assert card.run.directory == "/big/x-run"
     assert card.kill_switch == Path("/home/me/stop")
     assert card.data.cache == str(tmp_path / "cache")
-    assert card.data.prefixes[0].startswith(str(tmp_path))
+    assert card.data.prefixes[0].startswith(str(SMALL.parent))
     assert card.slurm.setup == ["echo $SLURM_JOB_ID", "cd /"]
     assert card.slurm.environment["PRICE"] == "5$"
 
@@ -252,7 +253,9 @@ def test_files_that_are_no_cards(tmp_path: Path) -> None:
 def test_a_card_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     card = tmp_path / "card.toml"
     card.write_bytes(b"\xef\xbb\xbf" + SMALL.read_bytes().replace(b"\n", b"\r\n"))
-    assert load_card(card).digest == load_card(SMALL).digest
+    plain = tmp_path / "plain.toml"
+    plain.write_bytes(SMALL.read_bytes())
+    assert load_card(card).digest == load_card(plain).digest
 
 
 # ----------------------------------------------------------------------------- warnings, Slurm's small languages, docs
@@ -344,6 +347,6 @@ def test_prefixes_inside_groups_become_absolute(tmp_path):
 
     groups = ["a: 1 0:1 x/one, 2 0:0.5 /abs/two", "not a group"]
     tables = {"data": {"train_group": "train: 0.5 0:1 data/x", "valid_groups": groups}}
-    made = make_absolute(tables, frozenset(), tmp_path, {})
+    made = make_absolute(tables, frozenset(), lambda _: tmp_path, "")
     assert made["data"]["train_group"] == f"train: 0.5 0:1 {tmp_path}/data/x"
     assert made["data"]["valid_groups"] == [f"a: 1 0:1 {tmp_path}/x/one, 2 0:0.5 /abs/two", "not a group"]

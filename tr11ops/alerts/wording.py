@@ -136,7 +136,7 @@ def _what_to_do(alert: Alert, policy: Policy) -> Iterator[str]:
 
 
 def _enter(policy: Policy) -> Iterator[str]:
-    """A card's paths hold in the folder in which its commands are typed."""
+    """A card that is named by a relative path or ships with tr11 means the run only in the folder of its commands."""
     if policy.folder:
         yield f"  cd {shlex.quote(policy.folder)}"
 

@@ -63,6 +63,9 @@ def launch(
     repair: Annotated[
         bool, typer.Option("--repair", help="Mend the queue: what can never start, what tr11 held, what is a zombie.")
     ] = False,
+    allow_namesake: Annotated[
+        bool, typer.Option("--allow-namesake", help="Launch although another run of yours has the same name.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
@@ -104,6 +107,7 @@ def launch(
         nodes=nodes,
         after=after,
         verify=verify,
+        allow_namesake=allow_namesake,
     )
     if repair:
         raise typer.Exit(mend(job, dry_run=dry_run, yes=yes, as_json=as_json, why=why))
@@ -140,6 +144,7 @@ def prepare(
     nodes: int | None = None,
     after: str | None = None,
     verify: bool = False,
+    allow_namesake: bool = False,
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
     import os
@@ -147,12 +152,13 @@ def prepare(
     from tr11ops.journal import user_name
     from tr11ops.launch.facts import LaunchRequest
     from tr11ops.launch.session import LaunchJob
-    from tr11ops.runcard import load_card, parse_array
+    from tr11ops.runcard import load_with_base, parse_array
 
     path = card_path(run)
     if nodes is not None:
         overrides = [*overrides, f"slurm.nodes={nodes}"]
-    card = load_card(path, overrides, os.environ)
+    loaded = load_with_base(path, overrides, os.environ)
+    card = loaded.card
     spec = parse_array(array) if array is not None else None
     if after is not None and not _is_job_id(after):
         raise Refusal(f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2", exit_code=2)
@@ -165,10 +171,11 @@ def prepare(
         text,
         directory_of(card),
         spec,
-        LaunchRequest(exclude=names, after=after, read_digests=verify),
+        LaunchRequest(exclude=names, after=after, read_digests=verify, beside_namesakes=allow_namesake),
         open_scheduler(scheduler),
         open_scheduler,
         user_name(),
+        loaded.base,
     )
 
 
@@ -193,11 +200,10 @@ def _expand(lists: list[str], option: str) -> list[str]:
 
 # ----------------------------------------------------------------------------- words
 def show_checks(checks: Iterable[Check]) -> None:
-    """One line each; refusals go to stderr."""
+    """One line each, in order, on one stream: what is refused is read among the rest."""
     for check in checks:
         word, colour = _MARKS[check.level]
-        line = f"{typer.style(f'{word:>8}', fg=colour)}  {check}"
-        typer.echo(line, err=check.level in {"refused", "unknown"})
+        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {check}")
 
 
 def checks_value(checks: Iterable[Check]) -> list[dict[str, str]]:
@@ -221,7 +227,7 @@ def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
     if dry_run and not view.exit_code:
         typer.echo("\nnothing was submitted (--dry-run)")
     elif view.exit_code:
-        say("nothing was submitted")
+        typer.echo("nothing was submitted")
 
 
 def _print_json(

@@ -29,7 +29,8 @@ _KEPT = (
 class Typed:
     """A command line as a person typed it once, so that it can be typed again without them.
 
-    `card_path` is absolute; `folder` is where it was typed, from which the card's relative paths are taken.
+    `card_path` is absolute; `folder` is where it was typed, from which relative paths of the overrides are taken, and
+    those of a card that ships with tr11.
     """
 
     card: RunCard

@@ -23,6 +23,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             f"not of this run, though of its name: {named}{more}",
             subject=strangers[0].job_id,
             evidence=tuple(
-                f"{job.job_id}: {job.comment or job.working_directory or 'no comment'}" for job in strangers[:3]
+                f"{job.job_id}: {job.working_directory or job.comment or 'no directory'}" for job in strangers[:3]
             ),
         )

@@ -46,7 +46,8 @@ class LaunchRequest:
     """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for single jobs.
 
     `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`: compare every byte of
-    the checkpoint with its manifest, not only the sizes.
+    the checkpoint with its manifest, not only the sizes. `beside_namesakes`: another run of the user with the same name
+    may be queued or running.
     """
 
     array: str | None = None
@@ -56,6 +57,7 @@ class LaunchRequest:
     on_scheduler: bool = True  # False for a foreground training
     chain: Chain | None = None
     read_digests: bool = False
+    beside_namesakes: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Iterator
 
 from tr11ops.launch.check import Check, ok, refused, warning
 from tr11ops.launch.facts import LaunchFacts
-from tr11ops.runcard import RunCard
+from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown, known
 from trainer.model.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
 
 CHECKPOINTS_OF_ROOM = 2
 CLOCK_SECONDS = 5.0  # beyond this, times in logs and records of two nodes cannot be put in order
+
+
+def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[Check]:
+    """A warning where the run goes on from the folder that its paths were once taken from, and not from its card's."""
+    if base.reason == "recorded":
+        rule = f"this run was launched from {base.folder}: relative paths are taken from there, not from the card's folder"
+        yield warning("paths", rule, f'write directory = "{directory.root}" and the other paths in full into the card')
 
 
 def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:

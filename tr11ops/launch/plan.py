@@ -10,7 +10,7 @@ from typing import Any
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.render import agent_command, render_script
-from tr11ops.runcard import RunCard, resolved
+from tr11ops.runcard import PathBase, RunCard, resolved
 from tr11ops.rundir import RunDirectory
 
 DEFAULT_OUTPUT = "%x-%A_%a.out"
@@ -92,7 +92,14 @@ def resolved_card(card: RunCard) -> dict[str, Any]:
     return {**value, "slurm": {**value["slurm"], "workers_per_node": card.slurm.workers}}
 
 
-def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[str, str]]:
+_BASES = {
+    "card": "the card's folder",
+    "shipped": "where you type: the card ships with tr11",
+    "recorded": "where this run was launched",
+}
+
+
+def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase) -> list[tuple[str, str]]:
     """The plan for a person: (word, value) pairs."""
     request = plan.request
     count = "1 task" if plan.tasks == 1 else f"{plan.tasks} tasks, one after another"
@@ -106,6 +113,7 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str) -> list[tuple[st
     rows = [
         ("run", f"{request.name}/{plan.variant}"),
         ("directory", str(plan.directory.root)),
+        ("paths from", f"{base.folder} ({_BASES[base.reason]})"),
         ("scheduler", scheduler + (f", partition {request.partition}" if request.partition else "")),
         ("job", tasks),
         ("workers", workers + gpus + spares),

@@ -56,8 +56,7 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
     for place in facts.elsewhere:
         yield refused("queue", f"this run is already queued or running: {place}", "stop it first (`tr11 kill`)")
     ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
-    for job in namesakes:
-        yield warning("queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run")
+    yield from _namesake_checks(namesakes, request, facts.user)
     yield from _lost_checks(facts, facts.jobs)
     doubtful = [job for job in ours if job.state is JobState.UNKNOWN]
     if doubtful:
@@ -66,6 +65,22 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
         yield from _first_in_line(ours, facts.user)
     else:
         yield from _behind(request.after, ours, facts)
+
+
+def _namesake_checks(namesakes: Iterable[Job], request: LaunchRequest, user: str) -> Iterator[Check]:
+    """A user's own job of the same name is most likely this very run, launched from another folder or another card."""
+    for job in namesakes:
+        if job.user != user or request.beside_namesakes:
+            yield warning("queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run")
+            continue
+        state = "running" if job.state.is_active else "queued"
+        where = job.working_directory or "another run directory"
+        yield refused(
+            "namesake",
+            f"your job {job.job_id} has this run's name and is {state} in {where}",
+            "if that is the run you mean, give its card or its folder; a second training of that name takes"
+            " --allow-namesake, or a run.name of its own",
+        )
 
 
 # ----------------------------------------------------------------------------- submissions whose answer was lost

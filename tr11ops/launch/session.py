@@ -10,10 +10,11 @@ from tr11ops.cluster.site import SiteRules, keep_site, read_site
 from tr11ops.launch.chain import Chain, choose_chain
 from tr11ops.launch.check import Check, Level, ok, refused, unknown, verdict
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
+from tr11ops.launch.place import base_checks
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
-from tr11ops.runcard import RunCard
+from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory, Submission, new_tag
 from tr11ops.slurm_syntax import ArraySpec
 from tr11ops.snapshot import known
@@ -21,7 +22,10 @@ from tr11ops.snapshot import known
 
 @dataclass(frozen=True)
 class LaunchJob:
-    """A launch as the command line means it. `array` are the attempts asked for, however they will be queued."""
+    """A launch as the command line means it. `array` are the attempts asked for, however they will be queued.
+
+    `base` says where the card's relative paths were taken from.
+    """
 
     card: RunCard
     card_toml: str
@@ -31,6 +35,7 @@ class LaunchJob:
     scheduler: Scheduler
     other_scheduler: Callable[[str], Scheduler]
     user: str
+    base: PathBase
 
     def site(self) -> SiteRules:
         return read_site(self.user)
@@ -67,7 +72,7 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
     request = replace(
         job.request, array=str(job.array) if chain.kind == "array" else None, tasks=chain.tasks, chain=chain
     )
-    checks = list(preflight(job.card, job.directory, request, facts))
+    checks = [*base_checks(job.base, job.directory), *preflight(job.card, job.directory, request, facts)]
     plan: LaunchPlan | None = None
     rows: tuple[tuple[str, str], ...] = ()
     if not verdict(checks):
@@ -98,7 +103,7 @@ def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -
 
 
 def _rows(plan: LaunchPlan, job: LaunchJob, chain: Chain) -> list[tuple[str, str]]:
-    rows = plan_lines(plan, job.card, job.scheduler.name)
+    rows = plan_lines(plan, job.card, job.scheduler.name, job.base)
     if chain.kind in {"afterany", "self"}:
         rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
     return rows

@@ -64,6 +64,7 @@ class Rounds:
         for place in (self.store, self.url):
             place.mkdir(parents=True, exist_ok=True)
         common = (
+            "run.directory=run",
             f"backup.store={self.store}", f"backup.url=file://{self.url}", "backup.store_interval=100",
             "backup.full_interval=300", "backup.weights_interval=100", "backup.milestone_percent=0",
         )  # fmt: skip

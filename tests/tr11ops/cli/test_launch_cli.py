@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.launch.run_inputs import write_card, write_dataset
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
@@ -37,6 +38,7 @@ DRY_RUN = """\
 
            run  small/main
      directory  DIR/run
+    paths from  DIR (the card's folder)
      scheduler  local
            job  array 1-3%1: 3 tasks, one after another
        workers  2 nodes x 1 worker
@@ -101,12 +103,66 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
     answer = bench.launch("--array", "1-2")
     assert answer.code == 1
     words = f"this run is already queued: job {first}_[1-2%1]; queue behind it with `--after {first}`, or stop it with"
-    assert answer.err == f" refused  queue: {words} `tr11 kill`\nnothing was submitted\n"
+    lines = [line for line in answer.out.splitlines() if line.split()[0] not in {"ok", "warning"}]
+    assert lines == [f" refused  queue: {words} `tr11 kill`", "nothing was submitted"] and answer.err == ""
     second = bench.launch("--array", "1-2", "--after", first, "--json")
     assert second.code == 0 and second.json["plan"]["dependency"] == f"afterany:{first}"
     assert bench.launch("--after", first).code == 1
     assert bench.launch("--after", "999").code == 2
     assert len(run_directory(bench).tags()) == 2
+
+
+@pytest.fixture
+def elsewhere(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder, where the next commands are typed; the bench's card has relative paths, and its run is queued."""
+    write_card(bench.folder, directory=Path("run"))
+    bench.block()
+    assert bench.launch("--array", "1-3").code == 0
+    folder = bench.folder / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_launch_from_another_folder_is_not_a_second_training(bench: LocalBench, elsewhere: Path) -> None:
+    answer = bench.launch("--array", "1-1")
+    assert answer.code == 1 and "queue: this run is already queued" in answer.out
+    assert len(run_directory(bench).tags()) == 1 and not (elsewhere / "run").exists()
+    assert bench.tr11("status", "--run", str(bench.card), "--scheduler", "local", "--json").json["run"][
+        "directory"
+    ] == (str(bench.folder / "run"))
+
+
+def test_a_copy_of_the_card_elsewhere_is_a_namesake(bench: LocalBench, elsewhere: Path) -> None:
+    bench.card = write_card(elsewhere, directory=Path("run"))
+    answer = bench.launch("--array", "1-1")
+    assert answer.code == 1
+    assert f"has this run's name and is queued in {bench.folder / 'run'}; if that is the run you mean" in answer.out
+    assert not (elsewhere / "run").exists()
+    assert bench.launch("--array", "1-1", "--allow-namesake").code == 0
+    assert (elsewhere / "run").is_dir()
+
+
+def test_a_run_that_was_launched_below_the_folder_goes_on_there(
+    bench: LocalBench, elsewhere: Path
+) -> None:  # as it was when relative paths began where a command was typed
+    card = bench.card
+    bench.card = write_card(elsewhere / "cards", directory=Path("run"))
+    (elsewhere / "run").symlink_to(bench.folder / "run")
+    answer = bench.launch("--array", "1-1", "--dry-run")
+    assert f"warning  paths: this run was launched from {elsewhere}" in answer.out
+    assert answer.code == 1 and "queue: this run is already queued" in answer.out
+    assert card.read_text() == bench.card.read_text().replace(str(elsewhere / "cards"), str(bench.folder))
+
+
+def test_the_plan_says_where_the_paths_of_a_shipped_card_begin(bench: LocalBench) -> None:
+    (bench.folder / "demo-run").symlink_to(bench.folder)
+    write_card(bench.folder)
+    write_dataset(bench.folder / "data" / "corpus_text_document")
+    words = ["launch", "--run", "demo", "--scheduler", "local", "--nodes", "2", "--dry-run"]
+    changes = ["slurm.workers_per_node=2", "parallel.pipeline=1", "tokenizer.padded_vocabulary_size=4096"]
+    answer = bench.tr11(*words, *(word for change in changes for word in ("--set", change)))
+    assert f"paths from  {bench.folder} (where you type: the card ships with tr11)" in answer.out, answer
 
 
 def test_two_launches_at_once_give_one_job(bench: LocalBench) -> None:
@@ -166,13 +222,13 @@ def test_a_held_lock_refuses_and_a_dead_holder_does_not(bench: LocalBench) -> No
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(bench: LocalBench, words: list[str], code: int, text: str) -> None:
     answer = bench.launch("--array", "1-2", *words)
-    assert answer.code == code and text in answer.err
+    assert answer.code == code and text in answer.out + answer.err
     assert bench.scheduler.jobs() == () and not (bench.folder / "run").exists()
 
 
 def test_the_embedded_schedulers_refusal_is_shown(bench: LocalBench) -> None:
     answer = bench.launch("--set", "slurm.constraint=a100")
-    assert answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.err
+    assert answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.out
 
 
 def test_an_unreachable_slurm_is_exit_3_and_nothing_is_submitted(
@@ -182,7 +238,7 @@ def test_an_unreachable_slurm_is_exit_3_and_nothing_is_submitted(
     monkeypatch.setenv("SLURM_CONF", str(bench.folder / "slurm.conf"))
     monkeypatch.setenv("PATH", "/nonexistent")  # without Slurm's commands, on every machine that runs this
     answer = bench.launch("--scheduler", "slurm")
-    assert answer.code == 3 and "nothing was submitted" in answer.err
+    assert answer.code == 3 and "nothing was submitted" in answer.out
     assert not (bench.folder / "run").exists()
 
 

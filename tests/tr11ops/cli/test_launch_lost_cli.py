@@ -60,7 +60,7 @@ def test_a_client_killed_after_the_scheduler_took_the_job_is_found_again(bench: 
     [record] = run_directory(bench).read_submissions()
     assert (record.job_id, record.note) == (None, BEING_SUBMITTED)
     answer = bench.launch("--array", "1-3")
-    assert answer.code == 1 and "already queued" in answer.err and len(own(bench)) == 1
+    assert answer.code == 1 and "already queued" in answer.out and len(own(bench)) == 1
     # Queueing behind it settles it: the record gets the number that the queue shows.
     [job] = own(bench)
     assert bench.launch("--after", job.raw_id).code == 0
@@ -210,7 +210,7 @@ def test_dependent_jobs_are_queued_one_behind_the_other(bench: LocalBench) -> No
     assert done["jobs"] == [record.job_id for record in records] and len(records) == 3
     assert [record.dependency for record in records] == [None, *(f"afterany:{number}" for number in done["jobs"][:2])]
     again = bench.launch("--array", "1-2")
-    assert again.code == 1 and f"--after {done['jobs'][-1]}" in again.err
+    assert again.code == 1 and f"--after {done['jobs'][-1]}" in again.out
     assert bench.launch("--array", "1-2", "--after", done["jobs"][-1]).code == 0
 
 

@@ -149,7 +149,7 @@ def test_what_is_escaped_is_read_letter_by_letter(text: str) -> None:
 # ----------------------------------------------------------------------------- from the run
 @pytest.fixture
 def card(tmp_path: Path) -> RunCard:
-    return load_card(Path("tests/data/small-card.toml").resolve(), (), {}, directory=tmp_path)
+    return load_card(Path("tests/data/small-card.toml").resolve(), ["run.directory=run"], {}, directory=tmp_path)
 
 
 def _manifest(card: RunCard, step: int = 100, created: float = 5 * HOUR) -> Manifest:

@@ -336,7 +336,16 @@ def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
     [
         ({"comment": "", "user": "me"}, "refused: queue: this run is already queued", 1),
         ({"comment": "", "user": "you"}, "warning: queue: job 7_1 of you has the same name", 0),
-        ({"comment": f"tr11:{new_tag()}@000000000000"}, "warning: queue: job 7_1 of me has the same name", 0),
+        (
+            {"comment": f"tr11:{new_tag()}@000000000000", "working_directory": "/x/run"},
+            "refused: namesake: your job 7_1 has this run's name and is queued in /x/run; if that is the run you mean",
+            1,
+        ),
+        (
+            {"comment": f"tr11:{new_tag()}@000000000000", "state": JobState.PENDING, "user": "you"},
+            "warning: queue: job 7_1 of you has the same name",
+            0,
+        ),
         ({"state": JobState.UNKNOWN}, "unknown: queue: the state of job 7_1 of this run is unknown", 3),
         ({"name": "renamed"}, "refused: queue: this run is already queued", 1),
     ],
@@ -344,6 +353,14 @@ def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
 def test_whose_job_it_is(bench: Bench, changes: dict[str, Any], words: str, code: int) -> None:
     bench.changes = {"jobs": (bench.job("7", **changes),)}
     assert words in bench.faults()[0] and bench.code() == code
+
+
+def test_a_namesake_of_ones_own_is_taken_when_told_so(bench: Bench) -> None:
+    bench.changes = {"jobs": (bench.job("7", comment=f"tr11:{new_tag()}@000000000000"),)}
+    assert bench.code() == 1
+    bench.request = replace(bench.request, beside_namesakes=True)
+    assert bench.faults() == ["warning: queue: job 7_1 of me has the same name, but is not of this run"]
+    assert bench.code() == 0
 
 
 def after(bench: Bench, target: Job | None, jobs: tuple[Job, ...], number: str = "9") -> list[str]:
