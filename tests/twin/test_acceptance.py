@@ -223,7 +223,7 @@ def test_the_batch_host_dies(stage: Twin, tmp_path: Path, report: Callable[[str,
     run.until(lambda: "down" in (stage.node_states() or {}).get(host, ""), "the controller has noticed")
     noticed = time.time()
     repair = ("launch", "--repair", "--yes")  # it waits for some silence of the trainers
-    run.until(lambda: "cancel" in run.tr11(*repair, expect=None).stderr, "the zombie is told from a living job")
+    run.until(lambda: "cancel" in run.tr11(*repair, expect=None).stdout, "the zombie is told from a living job")
     run.until_trains_again(2, more=6)
     run.until(lambda: not any(job.raw_id == first and job.state.is_active for job in run.jobs()), "the zombie is gone")
     [_, second] = run.launches()

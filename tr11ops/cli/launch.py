@@ -63,10 +63,14 @@ def launch(
     repair: Annotated[
         bool, typer.Option("--repair", help="Mend the queue: what can never start, what tr11 held, what is a zombie.")
     ] = False,
+    replace_queue: Annotated[
+        bool,
+        typer.Option("--replace", help="Give what is queued this card: queued attempts are cancelled and come again."),
+    ] = False,
     allow_namesake: Annotated[
         bool, typer.Option("--allow-namesake", help="Launch although another run of yours has the same name.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair and --replace: do not ask.")] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
@@ -88,13 +92,19 @@ def launch(
       tr11 launch --rehearse --run tr11-176B-ml
 
       tr11 launch --repair
+
+      tr11 launch --replace --dry-run
     """
     from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
-    from tr11ops.cli.repair import mend
+    from tr11ops.cli.repair import change_queue
     from tr11ops.launch.session import carry_out, check_launch
 
-    if repair and rehearse:
-        raise Refusal("--repair and --rehearse are two different things: give one of them", exit_code=2)
+    given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
+    named = [option for option, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise Refusal(f"{' and '.join(named)} are different things: give one of them", exit_code=2)
+    if replace_queue and after is not None:
+        raise Refusal("--replace queues behind the attempt that lives: leave --after out", exit_code=2)
     options, main = overrides or [], None
     if rehearse:
         main, options = rehearsal_options(run, options)
@@ -109,8 +119,9 @@ def launch(
         verify=verify,
         allow_namesake=allow_namesake,
     )
-    if repair:
-        raise typer.Exit(mend(job, dry_run=dry_run, yes=yes, as_json=as_json, why=why))
+    if repair or replace_queue:
+        code = change_queue(job, replaces=replace_queue, dry_run=dry_run, yes=yes, as_json=as_json, why=why)
+        raise typer.Exit(code)
     if main is not None and not as_json:
         show_differences(main, job.card)
     more = {} if main is None else {"differences": differences_value(main, job.card)}

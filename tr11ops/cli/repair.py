@@ -1,10 +1,10 @@
-"""`tr11 launch --repair`: shows what mends the run's queue, asks, does it, and launches anew what could not be kept."""
+"""`tr11 launch --repair` and `--replace`: shows what changes in the run's queue, asks, and does it."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,57 +18,72 @@ if TYPE_CHECKING:
 REPAIR_SCHEMA = 1
 
 
-def mend(job: LaunchJob, *, dry_run: bool, yes: bool, as_json: bool, why: str) -> int:
-    """Mend the queue of a run; returns the exit code. Raises Refusal where it cannot be seen or is not agreed to."""
+def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as_json: bool, why: str) -> int:
+    """Mend the queue of a run, or give what is queued the card as it is now; returns the exit code.
+
+    What would be launched is checked before anything is changed. Raises Refusal where the queue cannot be seen, where
+    the change is not agreed to, or not possible.
+    """
+    from tr11ops.cli.launch import show_view
+    from tr11ops.launch.repair import Outcome, carry_out, relaunch_of
+    from tr11ops.launch.session import check_launch
+
+    def plan() -> Repair:
+        return _plan(job, replaces)
+
+    change = plan()
+    if change.doubts:
+        raise Refusal(f"nothing was changed, for this is not known: {'; '.join(change.doubts)}", exit_code=3)
+    if change.refusals:
+        raise Refusal(f"nothing was changed: {'; '.join(change.refusals)}")
+    tell = say if as_json else typer.echo
+    for line in _lines(change):
+        tell(line)
+    again = relaunch_of(job, change)
+    view = check_launch(again) if again is not None else None
+    outcome = Outcome(failed=tuple(str(check) for check in view.faults) if view is not None else ())
+    if view is not None and not as_json:
+        typer.echo("")
+        show_view(view, False, as_json)
+    code, can_do = (view.exit_code if view is not None else 0), not change.is_empty
+    if code:
+        tell("the queue is as it was")
+    elif can_do and dry_run:
+        tell("nothing was changed (--dry-run)")
+    elif can_do:
+        agree("Do this?", yes)
+        outcome = carry_out(job, change, view, plan, why)
+        code = 1 if outcome.failed else 0
+        for line in outcome.failed:
+            say(f"tr11: {line}")
+        if outcome.submitted:
+            tell(f"submitted: job {', '.join(outcome.submitted)}")
+    if as_json:
+        done = can_do and not dry_run and not (view is not None and view.exit_code)
+        value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **asdict(change), "done": done}
+        value |= {"submitted": list(outcome.submitted), "failed": list(outcome.failed)}
+        typer.echo(json.dumps(value, indent=1))
+    return code
+
+
+def _plan(job: LaunchJob, replaces: bool) -> Repair:
+    """What the queue, as it is seen now, calls for."""
     from tr11ops.agent.remedy import switch_of
     from tr11ops.holds import held_by_tr11
-    from tr11ops.launch.repair import carry_out, plan_repair
-    from tr11ops.launch.submit import launch_lock
+    from tr11ops.launch.repair import plan_repair, plan_replacement
     from tr11ops.observe import facts_of, observe
 
     snapshot = observe(job.directory, facts_of(job.card), job.scheduler, time.time())
-    repair = plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory))
-    if repair.doubts:
-        raise Refusal(f"nothing was changed, for this is not known: {'; '.join(repair.doubts)}", exit_code=3)
-    failed: tuple[str, ...] = ()
-    submitted: tuple[str, ...] = ()
-    for line in _lines(repair):
-        say(line)
-    if not repair.is_empty and not dry_run:
-        agree("Do this?", yes)
-        with launch_lock(job.directory.launch_lock):
-            failed = carry_out(repair, job.scheduler, job.directory, job.user, why)
-        if repair.resubmit and not failed:
-            failed, submitted = _resubmit(job, repair, why)
-    for line in failed:
-        say(f"tr11: {line}")
-    if submitted:
-        say(f"submitted: job {', '.join(submitted)}")
-    if as_json:
-        done = not dry_run and not repair.is_empty
-        value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **asdict(repair), "done": done}
-        typer.echo(json.dumps({**value, "submitted": list(submitted), "failed": list(failed)}, indent=1))
-    return 1 if failed else 0
+    if replaces:
+        return plan_replacement(snapshot, job.user)
+    return plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory))
 
 
-def _lines(repair: Repair) -> list[str]:
-    lines = [str(step) for step in repair.steps]
-    if repair.resubmit:
-        behind = f" behind job {repair.after}" if repair.after else ""
-        lines.append(f"launch anew: {repair.resubmit} attempt{'s' if repair.resubmit > 1 else ''}{behind}")
-    lines += [f"left alone: {text}" for text in repair.left_alone]
+def _lines(change: Repair) -> list[str]:
+    lines = []
+    if change.resubmit:
+        behind = f" behind job {change.after}" if change.after else ""
+        lines.append(f"launch: {change.resubmit} attempt{'s' if change.resubmit > 1 else ''}{behind}")
+    lines += [str(step) for step in change.steps]
+    lines += [f"left alone: {text}" for text in change.left_alone]
     return lines or ["nothing to mend: no dead, held or abandoned job of this run"]
-
-
-def _resubmit(job: LaunchJob, repair: Repair, why: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Launch as many attempts as were cancelled: (what went wrong, the new jobs)."""
-    from tr11ops.launch.session import carry_out, check_launch
-    from tr11ops.runcard import parse_array
-
-    again = replace(job, array=parse_array(f"1-{repair.resubmit}"), request=replace(job.request, after=repair.after))
-    view = check_launch(again)
-    if not view.exit_code:
-        view, records = carry_out(again, view, why or "repair")
-        if records:
-            return (), tuple(str(record.job_id) for record in records)
-    return tuple(str(check) for check in view.faults), ()

@@ -47,7 +47,7 @@ class LaunchRequest:
 
     `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`: compare every byte of
     the checkpoint with its manifest, not only the sizes. `beside_namesakes`: another run of the user with the same name
-    may be queued or running.
+    may be queued or running. `replaces`: queued jobs, by the names that cancel them, in whose place this one comes.
     """
 
     array: str | None = None
@@ -58,6 +58,13 @@ class LaunchRequest:
     chain: Chain | None = None
     read_digests: bool = False
     beside_namesakes: bool = False
+    replaces: tuple[str, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The jobs that must be over before this one starts: those it replaces too, should they not be cancelled."""
+        numbers = (self.after or "", *(job.partition("_")[0] for job in self.replaces))
+        return tuple(dict.fromkeys(filter(None, numbers)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ CLOCK_SECONDS = 5.0  # beyond this, times in logs and records of two nodes canno
 def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[Check]:
     """A warning where the run goes on from the folder that its paths were once taken from, and not from its card's."""
     if base.reason == "recorded":
-        rule = f"this run was launched from {base.folder}: relative paths are taken from there, not from the card's folder"
+        rule = f"this run was launched from {base.folder}: relative paths begin there, not in the card's folder"
         yield warning("paths", rule, f'write directory = "{directory.root}" and the other paths in full into the card')
 
 

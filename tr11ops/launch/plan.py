@@ -64,7 +64,7 @@ def plan_launch(
         constraint=slurm.constraint,
         reservation=slurm.reservation,
         quality_of_service=slurm.quality_of_service,
-        dependency=f"afterany:{request.after}" if request.after else None,
+        dependency=":".join(("afterany", *request.awaited)) if request.awaited else None,
         exclude=tuple(excluded),
         comment=" ".join(filter(None, (directory.comment(tag), slurm.comment))),
         signal_seconds_before_limit=slurm.signal_seconds_before_limit,
@@ -120,7 +120,7 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase) 
         ("time limit", card.slurm.time_limit + leaves),
     ]
     if request.dependency:
-        rows.append(("starts after", request.dependency.partition(":")[2]))
+        rows.append(("starts after", request.dependency.partition(":")[2].replace(":", ", ")))
     if request.exclude:
         rows.append(("exclude", ",".join(request.exclude)))
     rows += [("kill switch", str(plan.directory.kill_switch)), ("output", str(plan.output))]

@@ -56,6 +56,7 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
     for place in facts.elsewhere:
         yield refused("queue", f"this run is already queued or running: {place}", "stop it first (`tr11 kill`)")
     ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
+    ours = [job for job in ours if not {job.job_id, job.raw_id, array_number(job)} & set(request.replaces)]
     yield from _namesake_checks(namesakes, request, facts.user)
     yield from _lost_checks(facts, facts.jobs)
     doubtful = [job for job in ours if job.state is JobState.UNKNOWN]

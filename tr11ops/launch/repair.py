@@ -1,20 +1,24 @@
-"""Mending a run's queue: what can never start, what tr11 itself has held, and an allocation without its batch script.
+"""Changing a run's queue: mending what cannot go on by itself, and giving all that is queued a new card.
 
-`plan_repair` decides from a snapshot; `carry_out` does it through the scheduler and writes it to the journal.
+`plan_repair` and `plan_replacement` decide from a snapshot; `carry_out` does it through the scheduler and writes it to
+the journal. What is cancelled comes again: those attempts are launched before the old ones are cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
 from tr11ops.detect import signs
 from tr11ops.detect.zombie import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
-from tr11ops.holds import release
+from tr11ops.holds import may_steer, release
 from tr11ops.journal import Journal
-from tr11ops.rundir import RunDirectory
+from tr11ops.launch.session import LaunchJob, LaunchView, carry_out_locked
+from tr11ops.launch.submit import launch_lock
+from tr11ops.runcard import parse_array
+from tr11ops.rundir import Submission
 from tr11ops.snapshot import Snapshot, Unknown
 
 
@@ -32,9 +36,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Repair:
-    """What will be done. `resubmit` attempts are then launched anew, behind `after` (None: at once).
+    """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come the steps.
 
-    `left_alone` says what is wrong but not ours to mend; `doubts` what could not be seen, and forbids any step.
+    `left_alone` says what is wrong but not ours to mend; `doubts` what could not be seen, and `refusals` why it must
+    not be done: each forbids any step.
     """
 
     steps: tuple[Step, ...] = ()
@@ -42,6 +47,12 @@ class Repair:
     after: str | None = None
     left_alone: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    kind: Literal["repaired", "replaced"] = "repaired"  # the journal's word for each step
+
+    @property
+    def cancelled(self) -> tuple[str, ...]:
+        return tuple(step.job for step in self.steps if step.action == "cancel")
 
     @property
     def is_empty(self) -> bool:
@@ -66,7 +77,7 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
             alone.append(f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {wait:.0f} s")
     dead = [job for job in signs.pending_jobs(snapshot) if signs.is_dead(job)]
     living = {job.array_id for job in (*signs.active_jobs(snapshot), *signs.pending_jobs(snapshot)) if job not in dead}
-    steps += [Step("cancel", _dead_part(job, living), f"it can never start: {job.reason}") for job in dead]
+    steps += [Step("cancel", _part(job, living), f"it can never start: {job.reason}") for job in dead]
     for job in signs.pending_jobs(snapshot):
         if not signs.is_held(job):
             continue
@@ -82,29 +93,84 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
     return Repair(tuple(steps), lost, _last(snapshot, cancelled), tuple(alone))
 
 
-def _dead_part(job: Job, living: set[str | None]) -> str:
-    """What to cancel of a dead job: an array of which another task runs or waits must not be cancelled as a whole."""
+def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
+    """Every queued attempt of the run cancelled, and as many launched behind the one that lives.
+
+    What a chain of self-submitting jobs has still to queue counts too.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return Repair(doubts=(f"jobs: {snapshot.jobs.why}",))
+    queued, active = signs.pending_jobs(snapshot), signs.active_jobs(snapshot)
+    foreign = [job for job in queued if not may_steer(job, user)]
+    refusals = [f"job {job.job_id} is {job.user}'s, who alone can cancel it" for job in foreign]
+    if not queued:
+        behind = f" --after {_number(active[-1])}" if active else ""
+        refusals.append(f"no attempt of this run is queued: `tr11 launch{behind}` queues the card as it is now")
+    living = {job.array_id for job in active}
+    names = tuple(dict.fromkeys(_part(job, living) for job in queued))
+    steps = tuple(Step("cancel", name, "the new card takes its place") for name in names)
+    tasks = signs.queued_tasks(queued) + signs.tasks_to_come(snapshot)
+    return Repair(steps, tasks, _last(snapshot, set(names)), refusals=tuple(refusals), kind="replaced")
+
+
+def _part(job: Job, living: set[str | None]) -> str:
+    """What cancels a queued job: an array of which another task runs or waits must not be cancelled as a whole."""
     return job.job_id if job.array_id is not None and job.array_id in living else _number(job)
 
 
 def _last(snapshot: Snapshot, cancelled: set[str]) -> str | None:
     """The number of the job that stands last in the line, once the cancelled ones are gone."""
     every = (*signs.active_jobs(snapshot), *signs.pending_jobs(snapshot))
-    living = {_number(job) for job in every if not {_number(job), job.raw_id} & cancelled}
+    living = {_number(job) for job in every if not {_number(job), job.raw_id, job.job_id} & cancelled}
     return max(living, key=lambda number: (len(number), number), default=None)
 
 
-def carry_out(repair: Repair, scheduler: Scheduler, directory: RunDirectory, user: str, why: str) -> tuple[str, ...]:
-    """Do the steps, each one noted; returns what could not be done, in words. Raises OSError for the journal."""
-    journal = Journal(directory.journal)
-    failed = []
-    for step in repair.steps:
-        refused = _cancel(step.job, scheduler) if step.action == "cancel" else _release(step.job, scheduler, directory)
-        if refused:
-            failed.append(f"{step.action} {step.job}: {refused}")
-            continue
-        journal.write("repaired", why or step.why, {"action": step.action, "job_id": step.job, "why": step.why}, user)
-    return tuple(failed)
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a change: the new jobs, and what could not be done, in words (empty: all was done)."""
+
+    submitted: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def relaunch_of(job: LaunchJob, change: Repair) -> LaunchJob | None:
+    """The launch that puts new attempts in the place of the cancelled ones; None where there is nothing to launch."""
+    if not change.resubmit:
+        return None
+    request = replace(job.request, after=change.after, replaces=change.cancelled)
+    return replace(job, array=job.array or parse_array(f"1-{change.resubmit}"), request=request)
+
+
+def carry_out(
+    job: LaunchJob, change: Repair, view: LaunchView | None, plan_again: Callable[[], Repair], why: str
+) -> Outcome:
+    """Launch what is to be launched, then do the steps, all under the launch lock and in the journal.
+
+    `view` is the launch that was shown. Nothing is done where the queue is not as it was planned for any more
+    (`plan_again`), nor where the launch is refused. What is cancelled has its successor in the queue by then, which
+    waits for it. Raises LaunchBusy, SchedulerError and OSError as a launch does.
+    """
+    journal = Journal(job.directory.journal)
+    records: tuple[Submission, ...] = ()
+    with launch_lock(job.directory.launch_lock):
+        found = plan_again()
+        if (found.steps, found.resubmit, found.after) != (change.steps, change.resubmit, change.after):
+            return Outcome(failed=("the queue has changed meanwhile, and nothing was done: look again",))
+        again = relaunch_of(job, change)
+        if again is not None and view is not None:
+            checked, records = carry_out_locked(again, view, why or change.kind)
+            if not records:
+                return Outcome(failed=tuple(str(check) for check in checked.faults))
+        submitted = tuple(str(record.job_id) for record in records)
+        failed = []
+        for step in change.steps:
+            data = {"action": step.action, "job_id": step.job, "why": step.why, "submitted": list(submitted)}
+            refused = _cancel(step.job, job.scheduler) if step.action == "cancel" else _release(step.job, job)
+            if refused:
+                failed.append(f"{step.action} {step.job}: {refused}")
+            else:
+                journal.write(change.kind, why or step.why, data, job.user)
+    return Outcome(submitted, tuple(failed))
 
 
 def _cancel(number: str, scheduler: Scheduler) -> str:
@@ -115,8 +181,8 @@ def _cancel(number: str, scheduler: Scheduler) -> str:
     return ""
 
 
-def _release(number: str, scheduler: Scheduler, directory: RunDirectory) -> str:
-    return "; ".join(why for _, why in release(directory, [number], scheduler).refused)
+def _release(number: str, job: LaunchJob) -> str:
+    return "; ".join(why for _, why in release(job.directory, [number], job.scheduler).refused)
 
 
 def _number(job: Job) -> str:

@@ -116,14 +116,19 @@ def carry_out(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, t
     Raises LaunchBusy, SchedulerError and OSError as `submit` and `settle` do.
     """
     with launch_lock(job.directory.launch_lock):
-        again = check_launch(job, view.plan.tag if view.plan else None)
-        if again.exit_code or again.plan is None:
-            return again, ()
-        settle(job.directory, again.facts, job.scheduler, again.plan.tag)
-        site = known(again.facts.site, None)
-        if site is not None:
-            keep_site(job.directory.site, site)
-        return again, _submit_chain(job, again, again.plan, why)
+        return carry_out_locked(job, view, why)
+
+
+def carry_out_locked(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+    """As `carry_out`, by a caller that holds the launch lock."""
+    again = check_launch(job, view.plan.tag if view.plan else None)
+    if again.exit_code or again.plan is None:
+        return again, ()
+    settle(job.directory, again.facts, job.scheduler, again.plan.tag)
+    site = known(again.facts.site, None)
+    if site is not None:
+        keep_site(job.directory.site, site)
+    return again, _submit_chain(job, again, again.plan, why)
 
 
 def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) -> tuple[Submission, ...]:
@@ -132,7 +137,7 @@ def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) 
     kind = "" if chain.kind == "single" else chain.kind
     done = [submit(plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind, left=left)]
     for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
-        request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain)
+        request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=())
         following = plan_launch(job.card, job.directory, request, excluded_nodes(request, view.facts), new_tag())
         done.append(submit(following, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind))
     return tuple(done)

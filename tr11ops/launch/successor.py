@@ -119,10 +119,10 @@ def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], 
     Raises SchedulerError as `submit` does, LaunchBusy while another launch is under way, OSError.
     """
     directory, scheduler = job.directory, job.scheduler
-    dependency = f"afterany:{job.number}"
     with launch_lock(directory.launch_lock):
         for earlier in directory.read_submissions():
-            if earlier.dependency != dependency or earlier.chain != "self" or is_superseded(earlier):
+            awaited = (earlier.dependency or "").split(":")[1:]
+            if job.number not in awaited or earlier.chain != "self" or is_superseded(earlier):
                 continue
             number = earlier.job_id or job_of_tag(earlier.tag, scheduler.jobs(), {})
             if number is not None:

@@ -50,6 +50,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "stop-fallback": lambda data: f"cancelled job {data.get('job')}, which did not stop",
     "checkpoint-now": lambda _: "asked for a checkpoint",
     "repaired": lambda data: f"repaired the chain: {data.get('action')} job {data.get('job_id')}",
+    "replaced": lambda data: f"gave the queue a new card: job {data.get('job_id')} -> {_names(data, 'submitted')}",
     "alert-acknowledged": lambda data: f"acknowledged: {_alert(data)}",
     "alert-assigned": lambda data: f"gave to {data.get('owner') or 'somebody'}: {_alert(data)}",
     "alert-snoozed": lambda data: f"snoozed: {_alert(data)}",

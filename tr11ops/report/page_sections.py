@@ -40,6 +40,7 @@ PEOPLES = {  # entries of the journal that are a person's or the watchdog's doin
     "submitted": "submitted", "kill-switch-set": "kill switch set", "kill-switch-released": "kill switch released",
     "pause": "paused", "resumed": "resumed", "held": "held what waits", "array-held": "held what waits",
     "node-excluded": "node excluded", "node-included": "node included", "repaired": "chain repaired",
+    "replaced": "queue replaced",
     "launch-failed": "launch failed", "checkpoint-asked": "checkpoint asked for",
 }  # fmt: skip
 

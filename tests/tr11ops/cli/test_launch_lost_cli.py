@@ -222,7 +222,7 @@ def test_repair_releases_what_tr11_held_after_showing_it(bench: LocalBench) -> N
     bench.scheduler.hold(number)
     directory = run_directory(bench)
     alone = bench.launch("--repair", "--yes")
-    assert alone.code == 0 and f"left alone: job {number} was not held by tr11" in alone.err
+    assert alone.code == 0 and f"left alone: job {number} was not held by tr11" in alone.out
     write_json(directory.paths.attempt("5") / "verdict.json", {
         "reason": "error", "iteration": None, "checkpoint_step": None, "exit_status": 3, "message": "x", "held": [number]
     })  # fmt: skip

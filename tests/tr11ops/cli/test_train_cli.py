@@ -47,7 +47,7 @@ def test_ctrl_c_saves_and_the_next_training_goes_on(bench: LocalBench) -> None:
             assert process.poll() is None and time.monotonic() < deadline, (bench.folder / "out.txt").read_text()
             time.sleep(0.1)
         running = "this run is already running: tr11 train, process"
-        assert running in bench.launch("--set", "slurm.nodes=1").err
+        assert running in bench.launch("--set", "slurm.nodes=1").out
         assert running in bench.tr11("train", "--run", str(bench.card)).err
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=300) == 0

@@ -8,7 +8,8 @@ import pytest
 
 from tests.tr11ops.status_cases import HOUR, NOW, beats, pending, running, snapshot
 from tr11ops.cluster.base import Node
-from tr11ops.launch.repair import Repair, plan_repair
+from tr11ops.launch.repair import Repair, plan_repair, plan_replacement
+from tr11ops.rundir import Submission
 from tr11ops.snapshot import Attempt, Snapshot, Unknown
 
 DEAD = "DependencyNeverSatisfied"
@@ -19,6 +20,12 @@ ZOMBIE = snapshot(
     heartbeats=beats(age=HOUR),
     steps=(),
 )
+
+
+SELF = Submission(
+    tag="20260101-000000-00000000", job_id=None, scheduler="slurm", time=NOW, user="ana", host="login", run="x",
+    variant="main", array=None, nodes=48, card_hash="", chain="self",
+)  # fmt: skip
 
 
 def chain_of_three(reason: str) -> tuple[Snapshot, list[str]]:
@@ -91,3 +98,34 @@ def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
 def test_unknown_is_never_mended() -> None:
     repair = plan_repair(snapshot(jobs=Unknown("timed out")), {"1000"})
     assert repair.is_empty and repair.doubts == ("jobs: timed out",)
+
+
+# ----------------------------------------------------------------------------- a new card for what is queued
+def test_the_rest_of_an_array_is_replaced_behind_the_task_that_runs() -> None:
+    change = plan_replacement(snapshot(jobs=(running(), pending((8, 9, 10)))), "ana")
+    assert steps(change) == [("cancel", "1000_[8-10%1]")] and not change.refusals
+    assert (change.resubmit, change.after, change.cancelled) == (3, "1000", ("1000_[8-10%1]",))
+
+
+def test_a_chain_is_replaced_whole_and_what_it_has_still_to_queue_counts() -> None:
+    given, numbers = chain_of_three("Dependency")
+    chain = replace(SELF, job_id="2003", left=2)
+    change = plan_replacement(replace(given, submissions=(chain,)), "ana")
+    assert [job for _, job in steps(change)] == numbers
+    assert (change.resubmit, change.after) == (5, "1000")
+
+
+def test_what_has_not_begun_is_replaced_by_what_starts_at_once() -> None:
+    change = plan_replacement(snapshot(jobs=(pending((1, 2)),)), "ana")
+    assert steps(change) == [("cancel", "1000")] and (change.resubmit, change.after) == (2, None)
+
+
+def test_nothing_is_replaced_that_is_not_there_or_not_ours_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    nothing = plan_replacement(snapshot(jobs=(running(),)), "ana")
+    assert nothing.refusals == (
+        "no attempt of this run is queued: `tr11 launch --after 1000` queues the card as it is now",
+    )
+    foreign = plan_replacement(snapshot(jobs=(running(), pending(user="bob"))), "ana")
+    assert foreign.refusals == ("job 1000_[8-10%1] is bob's, who alone can cancel it",)
+    assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").doubts == ("jobs: timed out",)
