@@ -21,7 +21,7 @@ from tr11ops.rundir import RunDirectory, new_tag
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-from trainer.contract import write_json
+from trainer.contract import RunPaths, write_json
 
 DEADLINE_SECONDS = 240.0
 
@@ -125,6 +125,38 @@ def test_a_dead_chain_is_launched_anew(scene: Scene) -> None:
     [number] = json.loads(out)["submitted"]
     states = {job.raw_id: job.state for job in scene.jobs()}
     assert states[dead] is JobState.CANCELLED and not states[number].is_final
+
+
+def test_a_queued_array_gets_the_new_card_behind_the_task_that_runs(scene: Scene) -> None:
+    """Slurm's own words for half an array: its waiting tasks go, the one that runs stays, the new ones wait for it."""
+    old = subprocess.run(
+        ["sbatch", "--parsable", "--array=1-4%1", f"--comment={scene.directory.comment(new_tag())}",
+         "--job-name=rehearsal", "--output=/dev/null", "--wrap=sleep 600"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    scene.wait(lambda: any(job.state is JobState.RUNNING for job in scene.jobs()))
+    code, out, err = scene.tr11("launch", "--replace", "--yes", "--json")
+    assert code == 0, out + err
+    change = json.loads(out)
+    assert [step["job"] for step in change["steps"]] == [f"{old}_[2-4%1]"]
+    [new] = change["submitted"]
+    queue = [job for job in scene.jobs() if not job.state.is_final]
+    assert [(job.array_id, job.state) for job in queue if job.array_id == old] == [(old, JobState.RUNNING)]
+    [queued] = [job for job in queue if job.array_id == new]
+    assert queued.pending_tasks == (1, 2, 3) and old in queued.dependency
+    scene.slurm.cancel(old)
+    scene.wait(lambda: any(job.array_id == new and job.state is JobState.RUNNING for job in scene.jobs()))
+
+
+def test_a_namesake_in_another_directory_is_refused(scene: Scene) -> None:
+    comment = RunDirectory(RunPaths(scene.folder / "other", "rehearsal", "main"), scene.folder / "k").comment(new_tag())
+    subprocess.run(
+        ["sbatch", "--parsable", f"--chdir={scene.folder}", f"--comment={comment}", "--job-name=rehearsal",
+         "--output=/dev/null", "--wrap=sleep 600"], check=True, capture_output=True,
+    )  # fmt: skip
+    code, out, _ = scene.tr11("launch", "--dry-run")
+    assert code == 1 and f"in {scene.folder}; if that is the run you mean" in out
+    assert scene.tr11("launch", "--dry-run", "--allow-namesake")[0] == 0
 
 
 @pytest.fixture
