@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
+from tr11ops.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
 from trainer.learning_rate import plan_of
 from trainer.model import flops
-from trainer.schedule import BatchLevel, Segment, TrainingPath, path_of
+from trainer.schedule import BatchLevel, TrainingPath, path_of
 
 SCHEMA = 1
-# What the 176B training reached on A100-80GB: assumed for GPUs when nothing was measured.
-ASSUMED_TFLOPS = 149.0
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,24 @@ class StepShape:
 
 
 @dataclass(frozen=True)
+class LevelTime:
+    """The steps of one level of the batch ramp: seconds of each, hours of all, TFLOPs of each worker meanwhile."""
+
+    batch_size: int
+    iterations: int
+    seconds_per_iteration: float
+    hours: float
+    tflops_per_gpu: float
+    measured: bool
+
+
+@dataclass(frozen=True)
 class Duration:
     """How long the training takes. `basis` says what that rests on.
 
-    Steps of the ramp are scaled by micro batches and pipeline bubble; waits, faults, saves, evaluations are not in it.
+    Steps of the ramp are scaled by micro batches, pipeline bubble, and what is done once a step; waits, faults, saves,
+    evaluations are not in it. `rule_of_thumb_days`: 8 operations (6 without activation checkpointing) a token and
+    parameter at the full step's rate, as if there were no ramp and neither attention scores nor logits.
     """
 
     basis: str
@@ -54,6 +69,9 @@ class Duration:
     asked_attempts: int
     asked_days: float  # that the asked attempts train
     asked_share: float  # of the whole training's time
+    levels: tuple[LevelTime, ...]
+    ramp_hours: float  # of levels below the full batch
+    rule_of_thumb_days: float
 
 
 @dataclass(frozen=True)
@@ -106,11 +124,13 @@ def estimate(
     seconds_per_iteration: float | None = None,
     assumed_tflops: float | None = None,
     asked_attempts: int = 10,
+    steps: Iterable[tuple[int, float]] = (),
 ) -> Estimate:
     """Every derived number of `card`.
 
     `seconds_per_iteration` (at the full batch) or `assumed_tflops` (of each GPU, by the original's formula) give the
-    times; with neither, GPUs are assumed to reach what the 176B training reached, and CPUs give no times.
+    times; with neither, the run's own `steps` as (iteration, seconds); with none of them, GPUs are assumed to reach
+    what the 176B training reached, and CPUs give no times.
     `asked_attempts` is the length of an array whose share of the training is wanted.
     """
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
@@ -120,6 +140,7 @@ def estimate(
     stages = flops.stage_layout(model, card.parallel, vocabulary)
     full = card.batch.global_batch_size
     data_parallel = card.data_parallel_degree
+    speed = _speed(card, path, seconds_per_iteration, assumed_tflops, steps)
     return Estimate(
         run=card.run.name,
         variant=card.run.variant,
@@ -153,7 +174,7 @@ def estimate(
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
         training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
-        duration=_duration(card, path, seconds_per_iteration, assumed_tflops, asked_attempts),
+        duration=_duration(card, path, speed, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(card)),
     )
 
@@ -204,27 +225,35 @@ def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
     return tuple(points)
 
 
-def _duration(
-    card: RunCard, path: TrainingPath, measured: float | None, assumed: float | None, asked: int
-) -> Duration | None:
-    model, vocabulary, full = card.model, card.tokenizer.padded_vocabulary_size, card.batch.global_batch_size
-    rate_at_one_second = flops.tflops_per_gpu(model, vocabulary, full, 1.0, card.world_size)
-    if measured is not None:
-        seconds, basis = measured, f"{measured:g} s per iteration, as given"
-    elif assumed is not None:
-        seconds, basis = rate_at_one_second / assumed, f"{assumed:g} TFLOPs per GPU, as given"
-    elif card.slurm.gpus_per_node:
-        seconds = rate_at_one_second / ASSUMED_TFLOPS
-        basis = f"{ASSUMED_TFLOPS:g} TFLOPs per GPU, assumed (A100, 176B)"
-    else:
+def _speed(
+    card: RunCard,
+    path: TrainingPath,
+    given: float | None,
+    given_tflops: float | None,
+    steps: Iterable[tuple[int, float]],
+) -> Speed | None:
+    if given is not None:
+        return Speed(given, f"{given:g} s per iteration, as given")
+    if given_tflops is not None:
+        return Speed(seconds_at(card, given_tflops), f"{given_tflops:g} TFLOPs per GPU, as given")
+    return measured_speed(card, path, steps) or assumed_speed(card)
+
+
+def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int) -> Duration | None:
+    if speed is None:
         return None
-    total = sum(segment.iterations * scaled_seconds(card, segment, seconds) for segment in path.segments)
+    levels = _level_times(card, path, speed)
+    total = sum(level.hours for level in levels) * 3600
     usable = attempt_seconds(card)
     attempts = max(1, math.ceil(total / usable))
+    rate = seconds_at(card, 1.0) / speed.full
+    passes = 4 if card.model.activation_checkpointing else 3
+    count = flops.count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
+    thumb = 2 * passes * count * path.end.consumed_tokens / (rate * 1e12 * card.world_size)
     return Duration(
-        basis=basis,
-        seconds_per_iteration=seconds,
-        tflops_per_gpu=rate_at_one_second / seconds,
+        basis=speed.basis,
+        seconds_per_iteration=speed.full,
+        tflops_per_gpu=rate,
         days=total / 86400,
         node_hours=total / 3600 * card.slurm.nodes,
         attempt_hours=usable / 3600,
@@ -233,20 +262,30 @@ def _duration(
         asked_attempts=asked,
         asked_days=min(asked * usable, total) / 86400,
         asked_share=min(1.0, asked * usable / total),
+        levels=levels,
+        ramp_hours=sum(level.hours for level in levels if level.batch_size < card.batch.global_batch_size),
+        rule_of_thumb_days=thumb / 86400,
     )
 
 
-def scaled_seconds(card: RunCard, segment: Segment, seconds: float) -> float:
-    """Seconds of a step of `segment`, when one of the full batch and length takes `seconds`.
-
-    A 1F1B pipeline's slots are counted; a slot of shorter samples takes their share of the operations.
-    """
-    idle = card.parallel.pipeline - 1
-    chunk = card.batch.micro_batch_size * card.data_parallel_degree
-    slots = (segment.batch_size // chunk + idle) / (card.batch.global_batch_size // chunk + idle)
-    vocabulary, length = card.tokenizer.padded_vocabulary_size, segment.sequence_length
-    work = flops.hardware_flops(card.model, vocabulary, 1, length) / flops.hardware_flops(card.model, vocabulary, 1)
-    return seconds * slots * work
+def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[LevelTime, ...]:
+    """One entry for each batch, whatever the lengths in it."""
+    vocabulary, seconds = card.tokenizer.padded_vocabulary_size, path_seconds(card, path, speed)
+    found = []
+    for batch, group in groupby(range(len(seconds)), key=lambda number: path.segments[number].batch_size):
+        numbers = list(group)
+        steps = sum(path.segments[number].iterations for number in numbers)
+        total = sum(path.segments[number].iterations * seconds[number] for number in numbers)
+        work = sum(
+            path.segments[number].iterations
+            * flops.tflops_per_gpu(
+                card.model, vocabulary, batch, 1.0, card.world_size, path.segments[number].sequence_length
+            )
+            for number in numbers
+        )
+        is_measured = all(number in speed.measured for number in numbers)
+        found.append(LevelTime(batch, steps, total / steps, total / 3600, work / total, is_measured))
+    return tuple(found)
 
 
 def attempt_seconds(card: RunCard) -> float:

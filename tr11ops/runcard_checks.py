@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tr11ops.slurm_syntax import parse_time_limit
 from trainer.config import Problem
 from trainer.config_base import has_secret
+from trainer.model.devices import device_peak
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -81,6 +82,9 @@ def _worker_problems(card: RunCard) -> list[Problem]:
     if 0 < slurm.gpus_per_node < slurm.workers:
         rule = f"must not exceed slurm.gpus_per_node ({slurm.gpus_per_node}): a worker needs its own GPU"
         return [Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")]
+    if slurm.gpu_kind is not None and device_peak(slurm.gpu_kind) is None:
+        fix = "use a name like V100, A100 or H100"
+        return [Problem("slurm.gpu_kind", slurm.gpu_kind, "is no kind of GPU whose rate is known", fix)]
     return []
 
 

@@ -20,6 +20,11 @@ class SlurmSection(Section):
         default=0, ge=0, le=10_000, description="nodes held beyond these, so that a launch can go on without a bad one"
     )
     gpus_per_node: int = Field(default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none")
+    gpu_kind: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9 ._-]{1,60}$",
+        description="such as V100, where constraint and partition do not name it; for estimates of time",
+    )
     workers_per_node: int | None = Field(
         default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
     )

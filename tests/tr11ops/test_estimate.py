@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cli.main import execute
-from tr11ops.estimate import estimate
+from tr11ops.estimate import LevelTime, estimate
 from tr11ops.runcard import load_card, shipped_cards, shipped_folder
+from tr11ops.speed import step_weights
+from trainer.config import CardError
+from trainer.schedule import path_of
 
 MAIN = shipped_folder() / "tr11-176B-ml.toml"
 SMALL = Path(__file__).parents[1] / "data" / "small-card.toml"
@@ -173,3 +176,89 @@ def test_no_torch_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "[]"
+
+
+# ----------------------------------------------------------------------------- times of the batch ramp
+def first_level(overrides: list[str], seconds: float | None = 105.22) -> LevelTime:
+    """The first level of the 176B card with these changes."""
+    duration = estimate(load_card(MAIN, overrides, {}, keep_undefined=True), seconds).duration
+    assert duration is not None
+    return duration.levels[0]
+
+
+def test_the_ramp_takes_what_the_original_measured() -> None:
+    small = first_level(["batch.ramp.start=16"])
+    assert small.batch_size == 16 and small.seconds_per_iteration == pytest.approx(15.23, rel=0.05)
+    assert small.tflops_per_gpu == pytest.approx(8.04, rel=0.05)
+    assert first_level(["batch.micro_batch_size=1"]).tflops_per_gpu == pytest.approx(73, rel=0.02)
+
+
+def test_every_level_has_its_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "--run", "tr11-176B-ml", "--seconds-per-iteration", "105.22")
+    duration = found["duration"]
+    assert isinstance(duration, dict) and len(duration["levels"]) == 117 == len(found["levels"])  # type: ignore[arg-type]
+    assert sum(level["hours"] for level in duration["levels"]) == pytest.approx(24 * duration["days"])
+    assert duration["levels"][-1]["seconds_per_iteration"] == pytest.approx(105.22)
+    assert not any(level["measured"] for level in duration["levels"])
+    assert execute(["estimate", "--run", "tr11-176B-ml", "--levels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and sum(line.split()[:1] == ["1,104"] for line in lines) == 1
+    assert len(lines) > 150
+
+
+def test_the_published_days_and_ours() -> None:
+    """docs/estimate.md: 120.8 days with 167 for 176 billion parameters."""
+    assert pytest.approx(120.80, abs=0.005) == 450e9 * 8 * 167e9 / (384 * 150e12 * 86400)
+    card = load_card(MAIN, [], {}, keep_undefined=True)
+    at_150, assumed = estimate(card, assumed_tflops=150.0).duration, estimate(card).duration
+    assert at_150 is not None and assumed is not None
+    assert round(at_150.rule_of_thumb_days, 1) == 127.7 and round(assumed.rule_of_thumb_days, 1) == 128.5
+    assert round(assumed.days, 1) == 132.2 and pytest.approx(176.2 / 167, rel=0.002) == 127.7 / 120.8
+    page = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text(encoding="utf-8")
+    assert all(f"| {days} |" in page for days in ("120.8", "127.7", "128.5", "132.2"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "149 TFLOPs per GPU, assumed (A100)"),
+        (["slurm.constraint=v100-32g"], "59.7 TFLOPs per GPU, assumed (V100 SXM2)"),
+        (["slurm.constraint=none", "slurm.partition=gpu_h100"], "472.5 TFLOPs per GPU, assumed (H100 SXM)"),
+        (["slurm.gpu_kind=V100"], "59.7 TFLOPs per GPU, assumed (V100 SXM2)"),
+        (["slurm.constraint=none"], "149 TFLOPs per GPU, assumed (an A100: set slurm.gpu_kind)"),
+        (["slurm.gpu_kind=V100", "precision.dtype=fp32"], "7.5 TFLOPs per GPU, assumed (V100 SXM2)"),
+    ],
+)
+def test_the_rate_is_of_the_cards_kind_of_gpu(overrides: list[str], words: str) -> None:
+    duration = estimate(load_card(MAIN, overrides, {}, keep_undefined=True)).duration
+    assert duration is not None and duration.basis == words
+
+
+def test_an_unknown_kind_of_gpu_is_refused() -> None:
+    with pytest.raises(CardError, match=r"slurm\.gpu_kind = 'V1000': is no kind of GPU whose rate is known"):
+        load_card(MAIN, ["slurm.gpu_kind=V1000"], {}, keep_undefined=True)
+
+
+def test_measured_steps_go_before_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A level with three steps has their median; a level without follows from the largest that has."""
+    card = load_card(SMALL, [f"run.directory={tmp_path}"], {})
+    levels = path_of(card).batch_levels
+    first, second = levels[0], levels[1]
+    seconds = [(first.first_iteration + n, 7.0 + n) for n in range(3)] + [(second.first_iteration, 99.0)]
+    records = [
+        {"kind": "step", "iteration": n, "seconds_per_iteration": s, "time": 1.0 + n, "job_id": "7"} for n, s in seconds
+    ]
+    card.paths.logs.mkdir(parents=True)
+    card.paths.metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + "{cut")
+    found = run_json(capsys, "--run", str(SMALL), "--set", f"run.directory={tmp_path}")
+    duration = found["duration"]
+    assert isinstance(duration, dict)
+    assert duration["basis"] == f"3 steps of this run, up to a batch of {first.batch_size}"
+    measured, following = duration["levels"][:2]
+    assert (measured["measured"], measured["seconds_per_iteration"]) == (True, 8.0)
+    weights = step_weights(card, path_of(card).segments)
+    assert (following["measured"], following["seconds_per_iteration"]) == (
+        False, pytest.approx(8.0 * weights[1] / weights[0]),
+    )  # fmt: skip
+    given = run_json(capsys, "--run", str(SMALL), "--set", f"run.directory={tmp_path}", "--seconds-per-iteration", "2")
+    assert given["duration"]["seconds_per_iteration"] == 2.0  # type: ignore[index]

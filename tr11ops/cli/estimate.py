@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tr11ops.estimate import Duration, Estimate
+    from tr11ops.runcard import RunCard
 
 WIDTH = 80
 Row = tuple[str, str, str]  # what, value, remark
@@ -32,11 +33,13 @@ def estimate(  # options of a command line: typer calls it by name
         float | None, typer.Option("--tflops", metavar="T", help="Each GPU does T TFLOPs (recomputation counted).")
     ] = None,
     array: Annotated[str, typer.Option("--array", metavar="LIST", help="How far these array tasks go.")] = "1-10",
+    all_levels: Annotated[bool, typer.Option("--levels", help="Show every level of the batch ramp.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Every number that follows from a run card; nothing is run, nor looked at but the card.
+    """Every number that follows from a run card, and from the steps that the run has measured so far; nothing is run.
 
-    Variables that are not defined here are left as they are: no path enters into a number.
+    Variables that are not defined here are left as they are. Before its first steps, a run's GPUs are taken to reach
+    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak.
 
     [bold]Examples[/bold]
 
@@ -55,26 +58,39 @@ def estimate(  # options of a command line: typer calls it by name
     if seconds_per_iteration is not None and tflops is not None:
         raise Refusal("--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2)
     tasks = len(parse_array(array))
-    found = derive(read_card(run, overrides, keep_undefined=True), seconds_per_iteration, tflops, tasks)
+    card = read_card(run, overrides, keep_undefined=True)
+    found = derive(card, seconds_per_iteration, tflops, tasks, _steps(card))
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
         return
     from rich.console import Console
 
     console = Console(width=WIDTH, highlight=False)
-    for table in tables(found):
+    for table in tables(found, all_levels):
         console.print(table)
     for warning in found.warnings:
         say(textwrap.fill(f"warning: {warning}", WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-def tables(found: Estimate) -> list[Table]:
+def _steps(card: RunCard) -> list[tuple[int, float]]:
+    """Steps of the run as (iteration, seconds); none where it has not begun, or its log cannot be read."""
+    from tr11ops.report.history import read_metrics
+
+    try:
+        steps = read_metrics(card.paths.metrics).steps
+    except OSError as error:
+        say(f"tr11: the run's steps cannot be read ({error.strerror or error}): times are assumed")
+        return []
+    return [(step.iteration, step.seconds) for step in steps if step.seconds is not None]
+
+
+def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
     """The screen: one table a subject."""
     result = [
         _table(f"{found.run} ({found.variant})", _size_rows(found)),
         _table("Steps", _step_rows(found)),
         _rates(found),
-        _ramp(found),
+        _ramp(found, all_levels),
         _table("Checkpoints and memory", _byte_rows(found)),
         _table("Time", _time_rows(found.duration)),
     ]
@@ -136,28 +152,31 @@ def _rates(found: Estimate) -> Table:
     return table
 
 
-def _ramp(found: Estimate) -> Table | None:
-    """The first levels of the batch ramp, its middle and its last; all are in the JSON."""
+def _ramp(found: Estimate, all_levels: bool) -> Table | None:
+    """Levels of the batch ramp with their times: the first, the middle and the last, or all."""
     from rich.table import Table
 
     levels = found.levels
     if len(levels) == 1:
         return None
+    times = {level.batch_size: level for level in found.duration.levels} if found.duration else {}
     middle = len(levels) // 2
-    shown = levels if len(levels) <= 9 else (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
+    few = all_levels or len(levels) <= 9
+    shown = levels if few else (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
     table = Table(title="Batch ramp", title_justify="left", title_style="bold", box=None, width=WIDTH)
-    for name in ("global batch", "first iteration", "iterations", "samples before"):
-        table.add_column(name, justify="right")
+    names = ("batch", "first iteration", "iterations", "samples before", *(("s each", "hours", "") if times else ()))
+    for name in names:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     previous = shown[0]
     for level in shown:
         if level.first_iteration > previous.first_iteration + previous.iterations:
-            table.add_row("...", "...", "...", "...")
-        table.add_row(
-            f"{level.batch_size:,}",
-            f"{level.first_iteration:,}",
-            f"{level.iterations:,}",
-            f"{level.consumed_samples:,}",
-        )
+            table.add_row(*("..." if name else "" for name in names))
+        row = [f"{level.batch_size:,}", f"{level.first_iteration:,}", f"{level.iterations:,}"]
+        row.append(f"{level.consumed_samples:,}")
+        if level.batch_size in times:
+            time = times[level.batch_size]
+            row += [f"{time.seconds_per_iteration:,.1f}", f"{time.hours:,.2f}", "measured" if time.measured else ""]
+        table.add_row(*row)
         previous = level
     return table
 
@@ -191,6 +210,8 @@ def _time_rows(duration: Duration | None) -> list[Row]:
             f"{duration.tflops_per_gpu:.4g} TFLOPs per worker",
         ),
         ("training", _span(duration.days), "without waits, faults, saves"),
+        ("  in the batch ramp", _span(duration.ramp_hours / 24), ""),
+        ("  by the rule of thumb", _span(duration.rule_of_thumb_days), "see docs/estimate.md"),
         ("node-hours", f"{duration.node_hours:,.1f}", ""),
         (
             "array tasks needed",

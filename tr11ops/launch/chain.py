@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tr11ops.cluster.site import SiteRules
-from tr11ops.estimate import ASSUMED_TFLOPS, attempt_seconds, scaled_seconds
+from tr11ops.estimate import attempt_seconds
 from tr11ops.launch.check import Check, ok, refused, warning
 from tr11ops.launch.history import RunHistory
 from tr11ops.runcard import RunCard
 from tr11ops.slurm_syntax import ArraySpec
+from tr11ops.speed import assumed_rate, seconds_at, step_weights
 from tr11ops.units import duration
-from trainer.model.flops import tflops_per_gpu
 from trainer.schedule import path_of
 
 ChainKind: TypeAlias = Literal["single", "array", "afterany", "self"]
@@ -122,22 +123,21 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
     The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11 estimate` does.
     """
     task, path = attempt_seconds(card), path_of(card)
-    full, basis = None, ""
+    weights, basis = step_weights(card, path.segments), ""
+    full: float | None = None
     if history.step is not None and history.step_iteration is not None:
-        measured = next((part for part in path.segments if part.end.iteration >= history.step_iteration), None)
-        scale = scaled_seconds(card, measured or path.segments[-1], 1.0)
-        full, basis = history.step / scale, f"measured: {history.step:.4g} s a step"
-    elif card.slurm.gpus_per_node:
-        batch, rows = card.batch.global_batch_size, card.tokenizer.padded_vocabulary_size
-        full = tflops_per_gpu(card.model, rows, batch, 1.0, card.world_size) / ASSUMED_TFLOPS
-        basis = f"assumed: {ASSUMED_TFLOPS:g} TFLOPs a GPU"
+        ends = [segment.end.iteration for segment in path.segments]
+        full = history.step / weights[min(bisect_left(ends, history.step_iteration), len(weights) - 1)]
+        basis = f"measured: {history.step:.4g} s a step"
+    elif (rate := assumed_rate(card)) is not None:
+        full, basis = seconds_at(card, rate[0]), f"assumed: {rate[0]:g} TFLOPs a GPU"
     if full is None:
         return Coverage(tasks, task, None)
     remaining = 0.0
-    for segment in path.segments:
+    for segment, weight in zip(path.segments, weights, strict=True):
         steps = segment.end.iteration - max(segment.start.iteration, resumed_iteration)
         if steps > 0:
-            remaining += min(steps, segment.iterations) * scaled_seconds(card, segment, full)
+            remaining += min(steps, segment.iterations) * full * weight
     return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
 
 

@@ -46,7 +46,7 @@ def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]], ledge
     `ledger` is the run's journal where the caller has read it already.
     """
     paths, doubts = directory.paths, list[str]()
-    metrics = observed(lambda: _read_metrics(paths.metrics))
+    metrics = observed(lambda: read_metrics(paths.metrics))
     steps: Observed[tuple[StepMark, ...]] = metrics if isinstance(metrics, Unknown) else tuple(metrics.steps)
     if isinstance(steps, Unknown):
         doubts.append(f"steps: {steps.why}")
@@ -93,7 +93,7 @@ def _waits(
 
 
 # ----------------------------------------------------------------------------- steps
-def _read_metrics(path: Path) -> _Metrics:
+def read_metrics(path: Path) -> _Metrics:
     """One pass, line by line, which keeps some hundred bytes of a step. Raises OSError where the file is unreadable."""
     found = _Metrics()
     try:

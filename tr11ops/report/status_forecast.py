@@ -78,10 +78,14 @@ class Throughput:
 # ----------------------------------------------------------------------------- the end
 def course_of(card: RunCard) -> tuple[Stretch, ...]:
     """What each step of the card's training costs against the others, by its batch and its sequence length."""
-    from tr11ops.estimate import scaled_seconds
+    from tr11ops.speed import step_weights
     from trainer.schedule import path_of
 
-    return tuple(Stretch(segment.iterations, scaled_seconds(card, segment, 1.0)) for segment in path_of(card).segments)
+    segments = path_of(card).segments
+    weights = step_weights(card, segments)
+    return tuple(
+        Stretch(part.iterations, weight, part.batch_size) for part, weight in zip(segments, weights, strict=True)
+    )
 
 
 def work(course: Iterable[Stretch], first: int, last: int) -> float:

@@ -124,9 +124,9 @@ def test_a_measured_step_of_the_ramp_is_scaled_to_the_full_batch(big: RunCard) -
     pace = estimate(big, full).duration
     assert pace is not None and whole.remaining == pytest.approx(86400 * pace.days)
     assert whole.remaining is not None
-    from tr11ops.estimate import scaled_seconds
+    from tr11ops.speed import step_weights
 
-    ramp = RunHistory(step=scaled_seconds(big, first, full), step_iteration=1)
+    ramp = RunHistory(step=full * step_weights(big, [first])[0], step_iteration=1)
     assert coverage_of(big, 10, ramp, 0).remaining == pytest.approx(whole.remaining)
     half = coverage_of(big, 10, ramp, path_of(big).total_iterations).remaining
     assert half == 0.0
