@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch.distributed as dist
 
 from trainer.checkpoint.agreement import Crew
-from trainer.checkpoint.catalogue import CheckpointError, free_name
+from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.publishing import Fence
 from trainer.config import TrainerConfig
-from trainer.contract import (
-    LATEST_FILE,
-    MANIFEST_FILE,
-    RunPaths,
-    checkpoint_name,
-    checkpoint_steps,
-    now,
-    read_latest,
-    write_atomically,
-)
+from trainer.contract import RunPaths, now
 from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
+from trainer.rollback import complete_steps, set_aside, settle
 from trainer.skip import SkipPlan
 from trainer.spikes import Flag, RollBack, SpikeDetector, decide_recovery
-
-DISCARDED_SUFFIX = ".discarded"
 
 
 class SpikeWatch:
@@ -52,7 +40,7 @@ class SpikeWatch:
         self._detector, spike = self._detector.observe(iteration, loss, grad_norm, skipped)
         if spike is None:
             return None
-        folder, used = self._config.paths.checkpoints, len(self.record.events)
+        folder, used = self._config.paths.checkpoints, self.record.automatic
         return self._crew.on_first(
             "the search for a checkpoint before the spike",
             lambda: decide_recovery(spike, used, self.record.usable(complete_steps(folder)), settings),
@@ -78,32 +66,8 @@ class SpikeWatch:
 
     def settle(self) -> None:
         """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""
-        folder, record = self._config.paths.checkpoints, self.record
-        self._crew.on_first("discarded checkpoints", lambda: set_aside(folder, record))
-
-
-def complete_steps(folder: Path) -> list[int]:
-    """Steps below `folder` that have a manifest."""
-    return [step for step in checkpoint_steps(folder) if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
-
-
-def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
-    """Rename checkpoints that roll-backs discarded to NAME.discarded, and let `latest` name the newest kept one.
-
-    They are kept for whoever studies the spike. Returns their new names. Raises OSError.
-    """
-    steps = checkpoint_steps(folder)
-    kept = record.usable(steps)
-    moved = []
-    for step in sorted(set(steps) - set(kept)):
-        source = folder / checkpoint_name(step)
-        target = free_name(folder, f"{source.name}{DISCARDED_SUFFIX}")
-        source.rename(target)
-        moved.append(target.name)
-    usable = [step for step in kept if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
-    if moved and usable and read_latest(folder) not in usable:
-        write_atomically(folder / LATEST_FILE, checkpoint_name(max(usable)))
-    return moved
+        paths, record = self._config.paths, self.record
+        self.record = self._crew.on_first("discarded checkpoints", lambda: settle(paths, record))
 
 
 def _read(paths: RunPaths) -> RecoveryRecord:

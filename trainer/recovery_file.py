@@ -1,28 +1,36 @@
 """`state/recovery.json`: the roll-backs of a run, so that no restart forgets what was skipped or discarded.
 
 Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing. The ranges are
-data; skipping itself is `trainer.skip`'s, a pure function of the iteration.
+data; skipping itself is `trainer.skip`'s, a pure function of the iteration. What a person's roll-back (or its undo)
+renames is written here first too: see `trainer.rollback`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import RunPaths, read_json, write_json
+from trainer.contract import RunPaths, checkpoint_step, read_json, write_json
 from trainer.skip import IterationRange
 from trainer.spikes import RollBack
 
 SCHEMA = 1
 RECOVERY_FILE = "recovery.json"
+BY_HAND = "by hand"  # the kind of a roll-back that a person asked for
+
+Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder of checkpoints, in the order of renaming
 
 
 @dataclass(frozen=True)
 class RecoveryEvent:
-    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch."""
+    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
+
+    Of a roll-back by hand: `moved` are the checkpoints that it set aside, `latest` is what that file named before,
+    `who` asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
+    """
 
     kind: str
     value: float
@@ -33,29 +41,59 @@ class RecoveryEvent:
     skip_first: int
     skip_last: int
     time: float
+    moved: Moves = ()
+    latest: str = ""
+    who: str = ""
 
     @property
     def skip(self) -> IterationRange:
         return IterationRange(self.skip_first, self.skip_last)
 
+    @property
+    def skips_nothing(self) -> bool:
+        return self.skip_last < self.skip_first
+
+
+@dataclass(frozen=True)
+class PendingMoves:
+    """Renames that were decided and may not be done yet. `latest`: what that file names then, "" to leave it.
+
+    `note`: the record of another kind that `metrics.jsonl` gets when all is done, for those who read its steps.
+    """
+
+    moves: Moves
+    latest: str = ""
+    note: Mapping[str, Any] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class RecoveryRecord:
-    """All roll-backs of one variant of a run, in the order they were made."""
+    """All roll-backs of one variant of a run, in the order they were made. `pending`: what is not finished of them."""
 
     events: tuple[RecoveryEvent, ...] = ()
+    pending: PendingMoves | None = None
 
     @property
     def ranges(self) -> tuple[IterationRange, ...]:
         """What `trainer.skip.SkipPlan.of` adds to the card's ranges."""
-        return tuple(event.skip for event in self.events)
+        return tuple(event.skip for event in self.events if not event.skips_nothing)
+
+    @property
+    def automatic(self) -> int:
+        """How many of them the trainer decided; `recovery.roll_backs` limits these alone."""
+        return sum(event.kind != BY_HAND for event in self.events)
 
     def usable(self, steps: Iterable[int]) -> list[int]:
         """`steps` without the checkpoints that a roll-back discarded: those from a first sign to its range's end.
 
         No later training saves there either, but for the very end of the range, where nothing was trained yet.
         """
-        return [step for step in steps if not any(event.first_sign <= step <= event.skip_last for event in self.events)]
+        leaving = {checkpoint_step(name) for name, _ in self.pending.moves} if self.pending is not None else set()
+        return [
+            step
+            for step in steps
+            if step not in leaving and not any(event.first_sign <= step <= event.skip_last for event in self.events)
+        ]
 
     def with_roll_back(self, roll_back: RollBack, time: float) -> RecoveryRecord:
         """The record with one more roll-back."""
@@ -81,36 +119,42 @@ def recovery_path(paths: RunPaths) -> Path:
 
 def read_recovery(paths: RunPaths) -> RecoveryRecord:
     """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or of a newer tr11."""
-    variants = _variants(recovery_path(paths))
+    variants, pending = _tables(recovery_path(paths))
     try:
         events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
-    except (KeyError, TypeError, ValueError) as error:
+        unfinished = pending.get(paths.variant)
+        return RecoveryRecord(events, None if unfinished is None else _pending(unfinished))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{recovery_path(paths)} is damaged ({error}): restore it, or note its ranges in the card's "
             "data.skip_ranges and move it away"
         ) from None
-    return RecoveryRecord(events)
 
 
 def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
     """Replace the variant's roll-backs, atomically. Raises OSError as the disk does, ValueError for a damaged file."""
     path = recovery_path(paths)
-    variants = {**_variants(path), paths.variant: [_entry(event) for event in record.events]}
-    write_json(path, {"schema": SCHEMA, "variants": variants})
+    variants, pending = _tables(path)
+    variants[paths.variant] = [_entry(event) for event in record.events]
+    pending.pop(paths.variant, None)
+    if record.pending is not None:
+        pending[paths.variant] = asdict(record.pending)
+    write_json(path, {"schema": SCHEMA, "variants": variants, **({"pending": pending} if pending else {})})
 
 
-def _variants(path: Path) -> dict[str, Any]:
+def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's events and its unfinished renames, both by variant. Raises ValueError."""
     try:
         value = read_json(path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if value is None:
-        return {}
+        return {}, {}
     if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):
         raise ValueError(f"{path} is not a record of roll-backs")
     if value["schema"] > SCHEMA:
         raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
-    return dict(value["variants"])
+    return dict(value["variants"]), dict(value.get("pending") or {})
 
 
 def _entry(event: RecoveryEvent) -> dict[str, Any]:
@@ -132,4 +176,20 @@ def _event(entry: dict[str, Any]) -> RecoveryEvent:
         skip_first=int(entry["skip_first"]),
         skip_last=int(entry["skip_last"]),
         time=float(entry["time"]),
+        moved=_moves(entry.get("moved", ())),
+        latest=str(entry.get("latest", "")),
+        who=str(entry.get("who", "")),
     )
+
+
+def _pending(entry: dict[str, Any]) -> PendingMoves:
+    return PendingMoves(_moves(entry["moves"]), str(entry.get("latest", "")), dict(entry.get("note", {})))
+
+
+def _moves(pairs: Iterable[Any]) -> Moves:
+    """Pairs of names in one folder. Raises ValueError for what leads out of it."""
+    moves = tuple((str(source), str(target)) for source, target in pairs)
+    for name in (name for move in moves for name in move):
+        if not name or "/" in name or name.startswith(".."):
+            raise ValueError(f"{name!r} is not the name of a checkpoint's folder")
+    return moves

@@ -26,7 +26,7 @@ from trainer.engine import StepResult
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
 from trainer.loop import Trainer
 from trainer.metrics import Interval
-from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
+from trainer.recovery_file import BY_HAND, PendingMoves, RecoveryEvent, RecoveryRecord, read_recovery, write_recovery
 from trainer.spikes import NotFiniteError
 from trainer.start import is_refusal
 
@@ -255,6 +255,30 @@ def test_a_roll_back_that_is_cut_off_is_finished_by_the_next_attempt(tmp_path: P
     trained = [record["iteration"] for record in records(config) if record["job_id"] == "2"]
     assert (event.to_step, event.skip_first) == (13, 14)
     assert trained == list(range(event.skip_last + 1, 21))
+
+
+def test_a_roll_back_by_hand_equals_a_card_that_skips_the_same(tmp_path: Path) -> None:
+    """Recorded, and cut off before the first rename: the next start finishes it."""
+    sparse = {**COURSE, "checkpoint": {"interval": 7}, "evaluation": {"iterations": 0}}
+    until = {"directory": str(tmp_path / "whole"), "exit_interval": 16}
+    whole = card(tmp_path, **{**sparse, "data": {"skip_ranges": ["4-6", "9-11"]}}, run=until)
+    assert run(whole) == ("exit-interval", 16)
+    skips = {**sparse, "data": {"skip_ranges": ["4-6"]}}
+    config = card(tmp_path, **skips, run={"exit_interval": 12})
+    assert run(config, 1) == ("exit-interval", 12)
+    assert checkpoint_steps(config.paths.checkpoints) == [7, 12]
+    moves = (("global_step12", "global_step12.discarded"),)
+    event = RecoveryEvent(BY_HAND, math.nan, math.nan, 12, 9, 7, 9, 11, 1.0, moves, "global_step12", "ana")
+    pending = PendingMoves(moves, "global_step7", {"kind": "roll-back", "to": 7})
+    write_recovery(config.paths, RecoveryRecord((event,), pending))
+    assert run(card(tmp_path, **skips, run={"exit_interval": 16}), 2) == ("exit-interval", 16)
+    assert "global_step12.discarded" in {entry.name for entry in config.paths.checkpoints.iterdir()}
+    again = {record["iteration"] for record in records(config) if record["job_id"] == "2"}
+    assert again == {8, *range(12, 17)}
+    found, expected = curve(config), curve(whole)
+    assert {step: found[step] for step in again} == {step: expected[step] for step in again}  # bit for bit
+    assert [record["to"] for record in records(config, "roll-back")] == [7]
+    assert read_recovery(config.paths).pending is None
 
 
 def test_a_spike_that_is_only_flagged_stops_nothing(tmp_path: Path) -> None:

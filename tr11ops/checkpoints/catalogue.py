@@ -102,6 +102,8 @@ def read_catalogue(
     no_pins: tuple[Pin, ...] = ()
     pins = _read(doubts, "pins", lambda: read_pins(directory), no_pins)
     uses = _read(doubts, "who uses what", lambda: read_uses(directory, clocks, load), Uses())
+    if uses.recovery.pending is not None:
+        doubts.append("a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`")
     fault = next((doubt for doubt in doubts if doubt.startswith("latest: ")), None)
     checkpoints = _joined(directory, scanned, latest, copies, pins, uses)
     return Catalogue(

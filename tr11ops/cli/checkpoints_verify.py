@@ -56,7 +56,7 @@ def verify(
     catalogue = open_catalogue(card)
     chosen = _chosen(catalogue, steps, stale)
     try:
-        readings = _read_them(directory_of(card), chosen, parallel, as_json)
+        readings = read_them(directory_of(card), chosen, parallel, as_json)
     except KeyboardInterrupt:
         raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
     if as_json:
@@ -86,7 +86,8 @@ def _is_stale(entry: Checkpoint, now: float, seconds: float) -> bool:
     return not 0.0 <= now - entry.digests.time < seconds  # a record of the future was made by a wrong clock
 
 
-def _read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: int, quiet: bool) -> list[Reading]:
+def read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: int, quiet: bool) -> list[Reading]:
+    """Read every byte of these, show how far it is, say and record what was found. Raises KeyboardInterrupt."""
     from tr11ops.checkpoints.verify import verify as read_checkpoint
     from tr11ops.cli.progress import ByteProgress
     from tr11ops.journal import user_name

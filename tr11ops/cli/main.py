@@ -54,6 +54,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "kill": LazyCommand("tr11ops.cli.kill", "kill", "Save and stop a run, with all that waits of it."),
     "pause": LazyCommand("tr11ops.cli.pause", "pause", "Stop after this task: what waits is held."),
     "resume": LazyCommand("tr11ops.cli.resume", "resume", "Let a stopped or paused run go on."),
+    "rollback": LazyCommand(
+        "tr11ops.cli.rollback", "rollback", "Go back to an older checkpoint, and pass over data; --undo."
+    ),
     "checkpoint-now": LazyCommand(
         "tr11ops.cli.checkpoint_now", "checkpoint_now", "Save at the next step, and train on."
     ),

@@ -135,15 +135,24 @@ class Holder:
         return self.job_id.startswith("foreground") and self.host == host
 
 
-def read_holder(paths: RunPaths, now: float) -> Holder | None:
-    """The living holder of the run's lease: its claim was renewed a moment ago. Raises OSError."""
+def read_holder(paths: RunPaths, *clocks: float) -> Holder | None:
+    """The living holder of the run's lease: its claim was renewed a moment ago, by any of `clocks`. Raises OSError.
+
+    A claim that cannot be read is somebody's as long as it is that young.
+    """
     from trainer.lease import LeaseFolder, read_lease
 
-    claim = read_lease(paths)
-    if claim is None or not claim.held:
+    folder, claim = LeaseFolder(paths), read_lease(paths)
+    epoch = claim.epoch if claim is not None else folder.newest()[0]
+    if not epoch or (claim is not None and not claim.held):
         return None
-    age = now - (LeaseFolder(paths).path / f"{claim.epoch}.json").stat().st_mtime
-    return Holder(claim.job_id, claim.host, str(claim)) if age < LIVING_CLAIM_SECONDS else None
+    path = folder.path / f"{epoch}.json"
+    written = path.stat().st_mtime
+    if all(clock - written >= LIVING_CLAIM_SECONDS for clock in clocks):
+        return None
+    if claim is None:
+        return Holder("unknown", "", f"the trainer that made {path}, which cannot be read")
+    return Holder(claim.job_id, claim.host, str(claim))
 
 
 def read_traces(directory: RunDirectory, submissions: Iterable[Submission]) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ Data = Mapping[str, Any]
 SILENT = frozenset(
     {
         "alert-opened", "alert-sent", "alert-resolved", "handover", "launch", "launch-failed", INTENT,
-        "backup-began", "reread", "sync", "checkpoint-removed",
+        "backup-began", "reread", "sync", "checkpoint-removed", "rollback-done",
     }
 )  # fmt: skip
 NODES = frozenset({EXCLUDED, INCLUDED, CHECKED})
@@ -34,6 +34,13 @@ def _alert(data: Data) -> str:
 def _copy(data: Data) -> str:
     step = "a copy" if data.get("step") is None else f"the copy of step {data.get('step')}"
     return f"{step} in the {data.get('archive')}"
+
+
+def _rollback(data: Data) -> str:
+    if data.get("action") == "undo":
+        return f"undid the roll-back: step {data.get('to')} is resumed from"
+    skipped = f", iterations {data.get('skip')} skipped" if data.get("skip") else ""
+    return f"rolled back to step {data.get('to')}{skipped}"
 
 
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
@@ -70,6 +77,8 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "checkpoint-pinned": lambda data: f"pinned checkpoint {data.get('step')}",
     "checkpoint-unpinned": lambda data: f"unpinned checkpoint {data.get('step')}",
     "checkpoints-prune": lambda _: "pruned checkpoints",
+    "rollback": _rollback,
+    "rollback-withdrawn": lambda _: "withdrew the roll-back, because a training had started",
     EXCLUDED: lambda data: f"{data.get('node')} excluded",
     INCLUDED: lambda data: f"{data.get('node')} may be used again",
     CHECKED: lambda data: f"{data.get('node')} checked: {data.get('result')}",

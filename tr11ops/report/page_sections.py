@@ -42,6 +42,7 @@ PEOPLES = {  # entries of the journal that are a person's or the watchdog's doin
     "node-excluded": "node excluded", "node-included": "node included", "repaired": "chain repaired",
     "replaced": "queue replaced",
     "launch-failed": "launch failed", "checkpoint-asked": "checkpoint asked for",
+    "rollback": "rolled back", "rollback-withdrawn": "roll-back withdrawn",
 }  # fmt: skip
 
 

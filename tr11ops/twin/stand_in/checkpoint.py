@@ -30,6 +30,8 @@ from trainer.checkpoint.resumable import ResumeNeed
 from trainer.config import TrainerConfig
 from trainer.contract import LATEST_FILE, STAND_IN, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
 from trainer.progress import Progress
+from trainer.recovery_file import read_recovery
+from trainer.rollback import settle
 
 Say = Callable[[str], None]
 VERSIONS = {STAND_IN: "1"}
@@ -117,6 +119,10 @@ def find(config: TrainerConfig, say: Say) -> int | None:
     Raises CheckpointError as the trainer does, and for a checkpoint that a real training wrote.
     """
     folder = config.paths.checkpoints
+    try:
+        settle(config.paths, read_recovery(config.paths))
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
     step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say, need=ResumeNeed.of(config))
     if step is not None and not read_checkpoint(folder, step).is_rehearsed:
         raise CheckpointError(

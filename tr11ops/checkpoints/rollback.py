@@ -1,0 +1,246 @@
+"""Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value, and then done.
+
+The renames themselves, and how one that was cut off is finished, are `trainer.rollback`'s, which a starting training
+uses too. Order of the effects: journal, record with all that is to be renamed, `latest`, renames, record struck off.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tr11ops.checkpoints.asides import names_of
+from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
+from tr11ops.checkpoints.digests import DigestRecord
+from tr11ops.checkpoints.prune import CLAIM
+from tr11ops.crontab.claims import ClaimFolder
+from tr11ops.journal import Journal
+from tr11ops.launch.surroundings import Holder, read_holder
+from tr11ops.rundir import RunDirectory
+from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
+from trainer.config import TrainerConfig
+from trainer.contract import checkpoint_name, checkpoint_step, now
+from trainer.recovery_file import BY_HAND, Moves, PendingMoves, RecoveryEvent, RecoveryRecord, write_recovery
+from trainer.rollback import aside_name, finish
+from trainer.schedule import Position, path_of
+from trainer.skip import IterationRange
+
+CLAIM_SECONDS = 600.0
+BEGUN, DONE, WITHDRAWN = "rollback", "rollback-done", "rollback-withdrawn"
+
+
+class NotPossible(Exception):
+    """Why a roll-back cannot be made. One line."""
+
+
+class TrainerAlive(Exception):
+    """A training started in the middle of a roll-back. One line: what stands now."""
+
+
+@dataclass(frozen=True)
+class SkippedData:
+    """The iterations that are passed over, and what they would have trained on."""
+
+    range: IterationRange
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RollbackPlan:
+    """What is to be done. `record` is what the run's record of roll-backs becomes; its `pending` are the renames.
+
+    `to_step`: what the next launch resumes from. `gone`: what an undo cannot put back, because it was removed.
+    """
+
+    action: Literal["roll-back", "undo"]
+    to_step: int
+    latest_before: int | None
+    record: RecoveryRecord
+    skip: SkippedData | None = None
+    gone: tuple[str, ...] = ()
+
+    @property
+    def moves(self) -> Moves:
+        return self.record.pending.moves if self.record.pending is not None else ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.moves and self.skip is None and self.latest_before == self.to_step and self.action != "undo"
+
+
+# ----------------------------------------------------------------------------- what would be done
+def plan_rollback(
+    catalogue: Catalogue,
+    record: RecoveryRecord,
+    config: TrainerConfig,
+    step: int,
+    skip: IterationRange | int | None,
+    who: str,
+    last: int,
+) -> RollbackPlan:
+    """Plan to go back to `step`. `skip`: iterations to pass over, or how many after it; `last`: the last one trained.
+
+    Raises NotPossible.
+    """
+    target = _target(catalogue, record, config, step)
+    first, end = (step + 1, step) if skip is None else _range(step, skip)
+    data = None if skip is None else _skipped_data(config, target, first, end)
+    moves = _set_aside_after(catalogue, step)
+    before = "" if catalogue.latest is None else checkpoint_name(catalogue.latest)
+    event = RecoveryEvent(BY_HAND, math.nan, math.nan, last, first, step, first, end, now(), moves, before, who)
+    note = {"kind": "roll-back", "to": step, "skip": str(event.skip) if data is not None else "nothing", "by": who}
+    changed = RecoveryRecord((*record.events, event), PendingMoves(moves, checkpoint_name(step), note))
+    return RollbackPlan("roll-back", step, catalogue.latest, changed, data)
+
+
+def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> RollbackPlan:
+    """Plan to put everything back as it was before the last roll-back by hand. Raises NotPossible.
+
+    What was saved since is set aside in its turn: nothing is ever removed.
+    """
+    _refuse_unfinished_prune(catalogue)
+    if not record.events:
+        raise NotPossible("there is no roll-back to undo")
+    event = record.events[-1]
+    if event.kind != BY_HAND:
+        raise NotPossible(
+            f"the last roll-back was the trainer's own, from iteration {event.iteration} to step {event.to_step}; only "
+            "one by hand can be undone"
+        )
+    back = tuple((aside, home) for home, aside in event.moved if (catalogue.folder / aside).is_dir())
+    gone = tuple(aside for home, aside in event.moved if (aside, home) not in back)
+    kept = [checkpoint_name(entry.step) for entry in catalogue.checkpoints if entry.step <= event.to_step]
+    restored = [home for _, home in back]
+    newest = max(restored or kept, key=lambda name: checkpoint_step(name) or 0, default=checkpoint_name(event.to_step))
+    latest = event.latest if event.latest in (*restored, *kept) else newest
+    to_step = checkpoint_step(latest)
+    assert to_step is not None
+    note = {"kind": "roll-back-undone", "to": to_step, "by": who}
+    moves = (*_set_aside_after(catalogue, event.to_step), *back)
+    changed = RecoveryRecord(record.events[:-1], PendingMoves(moves, latest, note))
+    return RollbackPlan("undo", to_step, catalogue.latest, changed, gone=gone)
+
+
+def _set_aside_after(catalogue: Catalogue, step: int) -> Moves:
+    """The renames that leave `step` the newest checkpoint; the newest goes first."""
+    newer = sorted((entry.step for entry in catalogue.checkpoints if entry.step > step), reverse=True)
+    return tuple((checkpoint_name(each), aside_name(catalogue.folder, each)) for each in newer)
+
+
+def needs_reading(entry: Checkpoint) -> bool:
+    """Whether no reading of all its bytes is on record."""
+    return not isinstance(entry.digests, DigestRecord)
+
+
+def _target(catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int) -> Checkpoint:
+    """The checkpoint to go back to. Raises NotPossible."""
+    _refuse_unfinished_prune(catalogue)
+    entry = catalogue.at(step)
+    if entry is None:
+        known = ", ".join(str(other.step) for other in catalogue.checkpoints[-4:]) or "none"
+        raise NotPossible(f"{catalogue.folder / checkpoint_name(step)} does not exist; there are {known}")
+    if not record.usable([step]):
+        raise NotPossible(f"step {step} was discarded by an earlier roll-back; go back to another one")
+    _, fault = judge(catalogue.folder, step, ResumeNeed.of(config), size_faults)
+    if fault is not None:
+        raise NotPossible(f"no training resumes from step {step}: {fault.text} (tr11 checkpoints list)")
+    return entry
+
+
+def _refuse_unfinished_prune(catalogue: Catalogue) -> None:
+    hidden = names_of(catalogue.folder, "hidden by a prune")
+    if hidden:
+        raise NotPossible(f"a prune was cut off and still hides {hidden[0]}; finish it first (tr11 checkpoints prune)")
+
+
+def _range(step: int, skip: IterationRange | int) -> tuple[int, int]:
+    if isinstance(skip, int):
+        return step + 1, step + skip
+    if skip.first <= step:
+        raise NotPossible(f"--skip {skip}: iteration {skip.first} is part of step {step} already; begin at {step + 1}")
+    return skip.first, skip.last
+
+
+def _skipped_data(config: TrainerConfig, target: Checkpoint, first: int, last: int) -> SkippedData:
+    manifest = Position(target.step, target.consumed_samples or 0, target.consumed_tokens or 0)
+    path = path_of(config, manifest)
+    if last > path.total_iterations:
+        raise NotPossible(f"--skip: iteration {last} is beyond the training's end at {path.total_iterations}")
+    before, after = path.after_iteration(first - 1), path.after_iteration(last)
+    return SkippedData(
+        IterationRange(first, last),
+        after.consumed_samples - before.consumed_samples,
+        after.consumed_tokens - before.consumed_tokens,
+    )
+
+
+# ----------------------------------------------------------------------------- doing it
+@contextmanager
+def claimed(directory: RunDirectory) -> Iterator[None]:
+    """Nothing else renames checkpoints meanwhile: prunes and roll-backs take turns. Raises ClaimTaken, OSError."""
+    claims = ClaimFolder(directory, CLAIM)
+    mine = claims.acquire(time.time(), CLAIM_SECONDS)
+    try:
+        yield
+    finally:
+        claims.release(mine)
+
+
+def carry_out(
+    directory: RunDirectory, plan: RollbackPlan, before: RecoveryRecord, why: str, who: str, ended: str = ""
+) -> None:
+    """Do what was planned, under `claimed`. Raises OSError: then the next command or start finishes it.
+
+    `before`: the record as it was; `ended`: the job of a young claim whose trainer is known to be over.
+
+    A training takes the lease before it reads the record. So one that starts after the record was written finishes
+    the renames itself; one that was there first makes this withdraw the record. Raises TrainerAlive in both cases.
+    """
+    journal = Journal(directory.journal)
+    journal.write(BEGUN, why or _text(plan), _data(plan), who)
+    write_recovery(directory.paths, plan.record)
+    holder = _living_holder(directory, ended)
+    if holder is not None:
+        write_recovery(directory.paths, before)
+        journal.write(WITHDRAWN, holder.text, {"to": plan.to_step}, who)
+        raise TrainerAlive(f"nothing was renamed: a training has just started: {holder.text}")
+    finish_pending(directory, plan.record, who, why or _text(plan), ended)
+
+
+def finish_pending(
+    directory: RunDirectory, record: RecoveryRecord, who: str, why: str, ended: str = ""
+) -> RecoveryRecord:
+    """Do what is left of a recorded roll-back, under `claimed`. Raises OSError, TrainerAlive."""
+
+    def fence() -> None:
+        holder = _living_holder(directory, ended)
+        if holder is not None:
+            raise TrainerAlive(f"a training has just started, and finishes it: {holder.text}")
+
+    done = finish(directory.paths, record, fence)
+    with suppress(OSError):  # what was to be done is in the journal already
+        Journal(directory.journal).write(DONE, why, {"events": len(done.events)}, who)
+    return done
+
+
+def _living_holder(directory: RunDirectory, ended: str) -> Holder | None:
+    holder = read_holder(directory.paths, now())
+    return None if holder is not None and holder.job_id == ended else holder
+
+
+def _text(plan: RollbackPlan) -> str:
+    skip = f", iterations {plan.skip.range} skipped" if plan.skip is not None else ""
+    return f"back to step {plan.to_step}{skip}" if plan.action == "roll-back" else "the last roll-back is undone"
+
+
+def _data(plan: RollbackPlan) -> Mapping[str, Any]:
+    skip = None if plan.skip is None else str(plan.skip.range)
+    return {
+        "action": plan.action, "to": plan.to_step, "skip": skip, "latest_before": plan.latest_before,
+        "moves": [list(move) for move in plan.moves],
+    }  # fmt: skip

@@ -1,0 +1,297 @@
+"""`tr11 rollback`: the next launch resumes from an older checkpoint, and passes over data if asked; and its undo."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, scene
+
+if TYPE_CHECKING:
+    from tr11ops.checkpoints.catalogue import Catalogue
+    from tr11ops.checkpoints.rollback import RollbackPlan
+    from tr11ops.cluster.base import Job
+    from tr11ops.stop import StopView
+    from trainer.recovery_file import RecoveryRecord
+    from trainer.skip import IterationRange
+
+SCHEMA = 1
+FILES_AT_ONCE = 8
+
+
+def rollback(
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, help="The checkpoint to go back to.", show_default=False)
+    ] = None,
+    *,
+    skip: Annotated[
+        str | None,
+        typer.Option("--skip", metavar="N|FIRST-LAST", help="Pass over N iterations after STEP, or over these."),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what the last roll-back changed.")] = False,
+    why: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    run: RunOption = None,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from STEP.
+
+    Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read first, if nobody
+    did before. With --skip, the data of those iterations is passed over, whatever card is launched. One that was cut
+    off is finished by the next launch, or by `tr11 rollback` without a STEP.
+
+    [bold]Examples[/bold]
+
+      tr11 rollback 31200 --dry-run
+
+      tr11 rollback 31200 --skip 31216-31227 --reason "the April spike"
+
+      tr11 rollback --undo
+    """
+    if step is not None and undo:
+        raise Refusal("give a STEP, or --undo, not both", exit_code=2)
+    if skip is not None and step is None:
+        raise Refusal("--skip needs a STEP: tr11 rollback STEP --skip N", exit_code=2)
+    wanted = None if skip is None else _parse_skip(skip)
+    place = scene(run, overrides, scheduler)
+    view = place.look()
+    _refuse_a_living_trainer(place, view)
+    record = _read_record(place)
+    if step is None and not undo and record.pending is None:
+        raise Refusal("go back to which step? Give one (tr11 checkpoints list), or --undo", exit_code=2)
+    if record.pending is not None:
+        say(f"an earlier roll-back was cut off: {_unfinished(record)}")
+        if dry_run:
+            raise Refusal("`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)")
+        agree("Finish it?", yes)
+        record = _finish(place, record, why)
+        if step is None and not undo:
+            _finished(place, view, as_json)
+            return
+    plan = _plan(place, view, record, step, wanted, _catalogue(place))
+    for line in [*_lines(plan), *_queue_lines(view, plan)]:
+        say(line)
+    if plan.changes_nothing or dry_run:
+        say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
+        _print(place, view, plan, "planned" if dry_run else "nothing", as_json)
+        return
+    agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
+    if plan.action == "roll-back":
+        _verify(place, plan.to_step)
+    _apply(place, view, record, step, wanted, plan, why)
+    say(f"done: the next launch resumes from step {plan.to_step}")
+    say(f"next:       {_next(place, view)}")
+    _print(place, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", as_json)
+
+
+def _parse_skip(text: str) -> IterationRange | int:
+    from trainer.skip import RangeError, parse_range
+
+    if text.isascii() and text.isdecimal() and 0 < int(text) < 10**12:
+        return int(text)
+    try:
+        return parse_range(text)
+    except RangeError as error:
+        raise Refusal(f"--skip: {error}; or give a number of iterations, such as 12", exit_code=2) from None
+
+
+# ----------------------------------------------------------------------------- looking
+def _refuse_a_living_trainer(place: Scene, view: StopView) -> str:
+    """The job of a trainer that is known to have ended, if its claim is still young; "" for none.
+
+    Raises Refusal while a trainer lives (1), or may live (3).
+    """
+    from tr11ops.checkpoints.living import look_for_trainer
+
+    found = look_for_trainer(place.directory, view, place.edge)
+    if found.words:
+        raise Refusal(f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed")
+    if found.unknown:
+        raise Refusal(f"a trainer may be alive ({'; '.join(found.unknown)}). Nothing was changed", 3)
+    return found.ended
+
+
+def _read_record(place: Scene) -> RecoveryRecord:
+    from trainer.recovery_file import read_recovery
+
+    try:
+        return read_recovery(place.directory.paths)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{error}. Nothing was changed", 3) from None
+
+
+def _catalogue(place: Scene) -> Catalogue:
+    from tr11ops.cli.checkpoints_keep import open_catalogue
+
+    return open_catalogue(place.card)
+
+
+def _plan(
+    place: Scene, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    catalogue: Catalogue,
+) -> RollbackPlan:  # fmt: skip
+    """Raises Refusal where it cannot be."""
+    from tr11ops.checkpoints.rollback import NotPossible, plan_rollback, plan_undo
+
+    last = max([view.iteration or 0, *(entry.step for entry in catalogue.checkpoints)])
+    try:
+        if step is None:
+            return plan_undo(catalogue, record, place.user)
+        return plan_rollback(catalogue, record, place.card, step, skip, place.user, last)
+    except NotPossible as error:
+        raise Refusal(f"{error}. Nothing was changed") from None
+    except OSError as error:
+        raise Refusal(f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed", 3) from None
+
+
+# ----------------------------------------------------------------------------- doing
+def _verify(place: Scene, step: int) -> None:
+    """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it was written."""
+    from tr11ops.checkpoints.rollback import needs_reading
+    from tr11ops.cli.checkpoints_verify import read_them
+
+    entry = _catalogue(place).at(step)
+    if entry is None or not needs_reading(entry):
+        return
+    try:
+        reading = read_them(place.directory, [entry], FILES_AT_ONCE, quiet=True)[0]
+    except KeyboardInterrupt:
+        raise Refusal("interrupted. Nothing was changed") from None
+    if reading.bad:
+        raise Refusal(f"step {step} is damaged: {reading.bad[0]}; restore it (tr11 backup restore {step}). "
+                      "Nothing was changed")  # fmt: skip
+    if reading.result != "fine":
+        raise Refusal(f"step {step} was not verified: {reading.why}. Nothing was changed", 3)
+    say(f"verified:   every byte of step {step}")
+
+
+def _apply(
+    place: Scene, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    shown: RollbackPlan, why: str,
+) -> None:  # fmt: skip
+    """Look once more, and do what was shown. Raises Refusal: what stands then is in its text."""
+    from tr11ops.checkpoints.rollback import TrainerAlive, carry_out, claimed
+    from tr11ops.crontab.claims import ClaimTaken
+
+    directory = place.directory
+    try:
+        with claimed(directory):
+            ended = _refuse_a_living_trainer(place, place.look())
+            again = _read_record(place)
+            plan = _plan(place, view, again, step, skip, _catalogue(place))
+            if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(again.events) != len(record.events):
+                raise Refusal("the checkpoints have changed since they were shown. Nothing was changed: type it again")
+            carry_out(directory, plan, again, why, place.user, ended)
+    except ClaimTaken as taken:
+        raise Refusal(f"a prune or another roll-back is at it: {taken}. Nothing was changed") from None
+    except TrainerAlive as alive:
+        raise Refusal(str(alive)) from None
+    except OSError as error:
+        raise _cut_off(error) from None
+
+
+def _finish(place: Scene, record: RecoveryRecord, why: str) -> RecoveryRecord:
+    from tr11ops.checkpoints.rollback import TrainerAlive, claimed, finish_pending
+    from tr11ops.crontab.claims import ClaimTaken
+
+    try:
+        with claimed(place.directory):
+            ended = _refuse_a_living_trainer(place, place.look())
+            return finish_pending(place.directory, _read_record(place), place.user, why or "it was cut off", ended)
+    except ClaimTaken as taken:
+        raise Refusal(f"a prune or another roll-back is at it: {taken}") from None
+    except TrainerAlive as alive:
+        raise Refusal(str(alive)) from None
+    except OSError as error:
+        raise _cut_off(error) from None
+
+
+def _cut_off(error: OSError) -> Refusal:
+    where = f"{error.filename}: " if error.filename else ""
+    return Refusal(f"{where}{error.strerror or error}; the next launch, or `tr11 rollback`, finishes what was begun")
+
+
+# ----------------------------------------------------------------------------- showing
+def _lines(plan: RollbackPlan) -> list[str]:
+    event = plan.record.events[-1] if plan.action == "roll-back" else None
+    lines = []
+    if event is not None and event.iteration > plan.to_step:
+        lines.append(f"going back: from iteration {event.iteration} to step {plan.to_step}")
+    lines += [f"rename:     {source} -> {target}" for source, target in plan.moves]
+    lines += [f"gone:       {name} was removed since, and cannot be put back" for name in plan.gone]
+    if plan.latest_before != plan.to_step:
+        before = "nothing" if plan.latest_before is None else f"step {plan.latest_before}"
+        lines.append(f"latest:     names step {plan.to_step}; it named {before}")
+    if plan.skip is not None:
+        data = plan.skip
+        lines.append(f"skip:       iterations {data.range}, {data.samples} samples, {data.tokens} tokens")
+    elif plan.action == "undo":
+        lines.append("skip:       what that roll-back skipped is trained on again")
+    return lines
+
+
+def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
+    from tr11ops.detect.signs import is_held
+
+    lines = []
+    for job in view.queued:
+        held = "held; released, it " if is_held(job) else ""
+        lines.append(f"queued:     {_tasks(job)} of {job.job_id}: {held}resumes from step {plan.to_step}")
+    return lines or ["queued:     nothing"]
+
+
+def _tasks(job: Job) -> str:
+    count = max(1, len(job.pending_tasks))
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+def _next(place: Scene, view: StopView) -> str:
+    from tr11ops.detect.signs import is_held
+
+    directory = place.directory
+    if directory.kill_switch_is_set() or directory.paths.pause.exists() or any(map(is_held, view.queued)):
+        return "let it go on with `tr11 resume`" + ("" if view.queued else ", then `tr11 launch --array 1-10`")
+    if view.queued:
+        return f"{view.queued[0].job_id}, as soon as nodes are free"
+    return "tr11 launch --array 1-10"
+
+
+def _unfinished(record: RecoveryRecord) -> str:
+    assert record.pending is not None
+    return f"{len(record.pending.moves)} to rename, {record.pending.latest or 'nothing'} to resume from"
+
+
+def _finished(place: Scene, view: StopView, as_json: bool) -> None:
+    from trainer.contract import read_latest
+
+    step = read_latest(place.directory.paths.checkpoints)
+    say(f"done: the next launch resumes from step {step}")
+    say(f"next:       {_next(place, view)}")
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "action": "finished", "to_step": step}, indent=1))
+
+
+def _print(place: Scene, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
+    if not as_json:
+        return
+    skip = plan.skip
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run": place.card.run.name,
+        "action": action,
+        "to_step": plan.to_step,
+        "latest_before": plan.latest_before,
+        "moves": [{"from": source, "to": target} for source, target in plan.moves],
+        "gone": list(plan.gone),
+        "skip": None
+        if skip is None
+        else {"first": skip.range.first, "last": skip.range.last, "samples": skip.samples, "tokens": skip.tokens},
+        "queued": [job.job_id for job in view.queued],
+    }
+    typer.echo(json.dumps(value, indent=1))
