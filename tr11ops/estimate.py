@@ -180,7 +180,7 @@ def estimate(
 
 
 def _step_shape(card: RunCard, batch: int) -> StepShape:
-    micro_batches = batch // (card.batch.micro_batch_size * card.data_parallel_degree)
+    micro_batches = card.batch.micro_batches(batch, card.data_parallel_degree)
     return StepShape(batch, micro_batches, flops.bubble_share(micro_batches, card.parallel.pipeline))
 
 

@@ -128,7 +128,7 @@ class RunCard(TrainerConfig):
     def gradient_accumulation_steps(self, consumed_samples: int) -> int:
         """Micro batches of each replica in the step that starts at `consumed_samples`."""
         batch = batch_size_at(consumed_samples, self.batch)
-        return batch // (self.batch.micro_batch_size * self.data_parallel_degree)
+        return self.batch.micro_batches(batch, self.data_parallel_degree)
 
     @property
     def total_iterations(self) -> int:

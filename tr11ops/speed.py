@@ -85,19 +85,23 @@ def fixed_share(card: RunCard) -> float:
 def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     """What a step of each segment takes, against one of the full batch and length.
 
-    A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of shorter samples takes their share
-    of the operations. What is done once a step is added.
+    A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of fewer or shorter samples takes
+    their share of the operations. What is done once a step is added.
     """
-    idle = card.parallel.pipeline - 1
-    chunk = card.batch.micro_batch_size * card.data_parallel_degree
-    full = card.batch.global_batch_size // chunk + idle
+    full = _slots(card, card.batch.global_batch_size)
     vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
     operations = flops.hardware_flops(card.model, vocabulary, 1)
     weights = []
     for segment in segments:
         work = flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length) / operations
-        weights.append(fixed + (1 - fixed) * (segment.batch_size // chunk + idle) / full * work)
+        weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)
     return weights
+
+
+def _slots(card: RunCard, batch: int) -> int:
+    """How long the pipeline takes for a step of `batch`, in passes of one sample through one stage."""
+    micro_batches = card.batch.micro_batches(batch, card.data_parallel_degree)
+    return (micro_batches + card.parallel.pipeline - 1) * card.batch.micro_batch_at(batch)
 
 
 def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int, float]]) -> Speed | None:

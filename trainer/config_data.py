@@ -20,10 +20,21 @@ class RampSection(Section):
     samples: int = Field(ge=0, le=MOST_SAMPLES, description="length of the ramp")
 
 
+class MicroBatchSection(Section):
+    """[[batch.micro_batch_ramp]]: the micro batch from one level of the batch ramp on."""
+
+    from_batch: int = Field(gt=0, le=LARGEST_BATCH, description="the level: a global batch that the ramp reaches")
+    size: int = Field(gt=0, le=LARGEST_BATCH, description="micro batch from there on")
+
+
 class BatchSection(Section):
     """[batch]: how many samples a step takes, and how many the whole training takes."""
 
     micro_batch_size: int = Field(gt=0, le=LARGEST_BATCH, description="samples of one forward pass of one replica")
+    micro_batch_ramp: list[MicroBatchSection] = Field(
+        default=[],
+        description="larger micro batches from later levels of the ramp on, such as [{ from_batch = 784, size = 2 }]",
+    )
     global_batch_size: int = Field(gt=0, le=LARGEST_BATCH, description="samples of one step, after the ramp")
     train_samples: int = Field(
         gt=0,
@@ -37,6 +48,15 @@ class BatchSection(Section):
         default=None, gt=0, le=10**18, description="stop at the first step that reaches so many tokens"
     )
     ramp: RampSection | None = Field(default=None, description="default: the full batch from the first step")
+
+    def micro_batch_at(self, global_batch: int) -> int:
+        """Samples of one forward pass of one replica in steps of `global_batch`."""
+        sizes = [entry.size for entry in self.micro_batch_ramp if entry.from_batch <= global_batch]
+        return sizes[-1] if sizes else self.micro_batch_size
+
+    def micro_batches(self, global_batch: int, data_parallel: int) -> int:
+        """Micro batches of each of `data_parallel` replicas in a step of `global_batch`."""
+        return global_batch // (self.micro_batch_at(global_batch) * data_parallel)
 
 
 class ScheduleSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, TrainerConfig
+from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
 from trainer.config_data_rules import (
     checkpoint_problems,
     data_problems,
@@ -97,7 +97,14 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
         )
     problems += _stage_problems(config)
     problems += _world_problems(config, world_size)
-    problems += _batch_problems(batch, config.data_parallel(world_size) or 1)
+    problems += batch_problems(batch, config.data_parallel(world_size) or 1)
+    if batch.micro_batch_ramp and config.data.order == "cyclic":
+        refuse(
+            "batch.micro_batch_ramp",
+            None,
+            "changes the order of the data with data.order = cyclic",
+            'set data.order = "single", or leave it out',
+        )
     problems += schedule_problems(config)
     problems += curriculum_problems(config)
     problems += skip_problems(config)
@@ -178,10 +185,12 @@ def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     return []
 
 
-def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
+def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
+    """Rules of [batch] for so many replicas: each step must hold whole micro batches of each."""
     problems = []
-    chunk = batch.micro_batch_size * data_parallel
-    chunk_text = f"batch.micro_batch_size x data-parallel degree ({batch.micro_batch_size} x {data_parallel} = {chunk})"
+    size = batch.micro_batch_at(batch.global_batch_size)
+    chunk = size * data_parallel
+    chunk_text = f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
     if batch.global_batch_size % chunk:
         problems.append(
             Problem(
@@ -217,19 +226,51 @@ def _batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
                     "batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it"
                 )
             )
-        for key, value in (("start", ramp.start), ("increment", ramp.increment)):
-            if value % chunk:
-                problems.append(
-                    Problem(
-                        f"batch.ramp.{key}",
-                        value,
-                        f"must be divisible by {chunk_text}",
-                        f"use {_multiples(value, chunk)}",
+        if not batch.micro_batch_ramp:
+            for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+                if value % chunk:
+                    problems.append(
+                        Problem(
+                            f"batch.ramp.{key}",
+                            value,
+                            f"must be divisible by {chunk_text}",
+                            f"use {_multiples(value, chunk)}",
+                        )
                     )
-                )
+    if ramp is not None and not problems:
+        problems += _micro_batch_problems(batch, ramp, data_parallel)
     first = ramp.start if ramp and ramp.samples else batch.global_batch_size
     if batch.train_samples < first:
         problems.append(
             Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
         )
     return problems
+
+
+def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel: int) -> list[Problem]:
+    """Rules of `batch.micro_batch_ramp`, where those of the batch and its ramp hold: the first that is broken.
+
+    Without a ramp the full batch alone counts, so that a ramp can be switched off by itself.
+    """
+    key = "batch.micro_batch_ramp"
+    levels = range(ramp.start, batch.global_batch_size + 1, ramp.increment)
+    below, size = ramp.start, batch.micro_batch_size
+    for index, entry in enumerate(batch.micro_batch_ramp):
+        if entry.from_batch not in levels or entry.from_batch <= below:
+            rule = f"must be a level of the ramp above {below}: {ramp.start} + n x {ramp.increment}"
+            near = min((level for level in levels if level > below), key=lambda level: abs(level - entry.from_batch),
+                       default=None)  # fmt: skip
+            fix = "remove it" if near is None else f"use {near}"
+            return [Problem(f"{key}.{index}.from_batch", entry.from_batch, rule, fix)]
+        if entry.size <= size:
+            return [Problem(f"{key}.{index}.size", entry.size, f"must be larger than {size}, before it", "raise it")]
+        below, size = entry.from_batch, entry.size
+    for level in levels:
+        micro = batch.micro_batch_at(level)
+        if level % (micro * data_parallel):
+            rule = (
+                f"the ramp's level {level} must be divisible by micro batch x data-parallel degree "
+                f"({micro} x {data_parallel} = {micro * data_parallel})"
+            )
+            return [Problem(key, None, rule, "choose another batch.ramp, from_batch or size")]
+    return []

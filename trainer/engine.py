@@ -116,7 +116,7 @@ class Engine:
         self._parameters = list(logical_parameters(stage))
         self._shares = {share.name: share for share in shares_of(self._parameters)}
         self._watch = watch
-        self._length = config.model.sequence_length
+        self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
@@ -180,10 +180,14 @@ class Engine:
         `sequence_length` cuts every sample to its beginning (curriculum); all ranks must say the same.
         """
         engine = self._pipeline
+        length = sequence_length or self.config.model.sequence_length
+        micro_batch = self.config.batch.micro_batch_at(global_batch_size)
+        self._expect(micro_batch, length)
+        if engine.train_micro_batch_size_per_gpu() != micro_batch:
+            engine.set_train_micro_batch_size(micro_batch)  # it keeps the number of micro batches, set right below
+            engine.micro_batch_size = micro_batch
         if engine.train_batch_size() != global_batch_size:
             engine.set_train_batch_size(global_batch_size)
-        length = sequence_length or self.config.model.sequence_length
-        self._expect_length(length)
         if length != self.config.model.sequence_length:
             batches = _cut(batches, length)
         batches = self._counted(batches)
@@ -206,14 +210,14 @@ class Engine:
     def evaluate(self, batches: Iterator[Batch], micro_batches: int) -> float:
         """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank.
 
-        Always at the full sequence length.
+        Always at the full sequence length, and in micro batches of the full batch's size.
         """
-        self._expect_length(self.config.model.sequence_length)
+        self._expect_evaluation()
         return float(self._pipeline.eval_batch(self._counted(batches), num_micro_batches=micro_batches))
 
     def evaluate_each(self, batches: Iterator[Batch], micro_batches: int) -> list[float]:
         """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
-        self._expect_length(self.config.model.sequence_length)
+        self._expect_evaluation()
         found = self._pipeline.eval_batch(
             self._counted(batches), num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
         )
@@ -238,11 +242,15 @@ class Engine:
             return batches
         return ((tokens, labels_without_ends(tokens, labels, end)) for tokens, labels in batches)
 
-    def _expect_length(self, length: int) -> None:
-        """Let the stages agree anew on the shape of what they send, when it is about to change."""
-        if length != self._length:
+    def _expect(self, micro_batch: int, length: int) -> None:
+        """Let the stages agree again on the shape of what they send, when it is about to change."""
+        if (micro_batch, length) != self._shape:
             self._pipeline.reset_activation_shape()
-            self._length = length
+            self._shape = (micro_batch, length)
+
+    def _expect_evaluation(self) -> None:
+        batch = self.config.batch
+        self._expect(batch.micro_batch_at(batch.global_batch_size), self.config.model.sequence_length)
 
     @property
     def loss_scale(self) -> float | None:
@@ -421,7 +429,7 @@ def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int, fo
     first = batch.ramp.start if batch.ramp else batch.global_batch_size
     settings: dict[str, Any] = {
         "train_batch_size": first,
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_at(first),
         "gradient_clipping": config.optimizer.clip_grad,
         "steps_per_print": 2**31,
         "zero_allow_untested_optimizer": True,

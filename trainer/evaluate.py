@@ -170,7 +170,7 @@ def _for_evaluation(config: TrainerConfig, options: argparse.Namespace, world_si
     value = config.model_dump(mode="json")
     own = config.evaluation.iterations * config.batch.global_batch_size
     wanted = max(own, options.samples or 0)
-    value["batch"].update(micro_batch_size=1, ramp=None, global_batch_size=data_parallel)
+    value["batch"].update(micro_batch_size=1, micro_batch_ramp=[], ramp=None, global_batch_size=data_parallel)
     value["evaluation"]["iterations"] = -(-wanted // data_parallel) if options.split else 0
     value["curriculum"] = None
     return TrainerConfig.model_validate(value)

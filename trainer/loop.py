@@ -269,7 +269,7 @@ class Trainer:
         A step that began without its data could hang in the middle, where no rank hears of a stop. What is to be saved
         is saved here, whatever the training waits for. Collective.
         """
-        count = samples // (self.config.batch.micro_batch_size * self.mesh.data)
+        count = self.config.batch.micro_batches(samples, self.mesh.data)
         while True:
             self.switches.enter(phase, self.progress.iteration)
             agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
@@ -286,17 +286,21 @@ class Trainer:
         self.switches.settle(self._saver.saved_step, self._saver.in_flight)
 
     def _next_batch(self) -> int:
-        """Samples of the next step; none where it is passed over."""
+        """Samples of the next step, in micro batches of its size; none where it is passed over."""
         if self.skips.advance(self.progress.position, self.config) is not None:
             return 0
-        return batch_size_at(self.progress.consumed_samples, self.config.batch)
+        samples = batch_size_at(self.progress.consumed_samples, self.config.batch)
+        assert self.stream is not None
+        self.stream.resize(self.config.batch.micro_batch_at(samples))
+        return samples
 
     def _train_stream(self) -> MicroBatchStream:
         """The training's samples from where it stands; nothing is read when all that is left is passed over."""
         skipped = self.skips.advance(self.progress.position, self.config)
         if skipped is not None and skipped.last >= self.total:
             return EmptyStream(self.progress.consumed_samples)
-        return self.samples.train(self.progress.consumed_samples)
+        consumed, batch = self.progress.consumed_samples, self.config.batch
+        return self.samples.train(consumed, batch.micro_batch_at(batch_size_at(consumed, batch)))
 
     def _pass_over(self) -> bool:
         """Move every counter over a skipped range that starts here; True when there was one."""
@@ -344,7 +348,7 @@ class Trainer:
         time limit.
         """
         count, batch = self.config.evaluation.iterations, self.config.batch
-        micro_batches = batch.global_batch_size // (batch.micro_batch_size * self.mesh.data)
+        micro_batches = batch.micro_batches(batch.global_batch_size, self.mesh.data)
         progress = self.progress
         for group in groups:
             stream, losses = open_stream(group), []

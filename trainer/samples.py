@@ -128,6 +128,7 @@ def missing_test_share(config: TrainerConfig) -> str:
 class Samples:
     """Sources of this rank's replica. A rank of an inner stage reads nothing, and gets empty streams.
 
+    `micro_batch_size`: of validation and test; that of the training is given to `train`, and grows with the batch.
     Worker processes start with the first stream that needs them, and end with `close` or with this process.
     """
 
@@ -142,9 +143,10 @@ class Samples:
     _pools: dict[str, WorkerPool] = field(default_factory=dict, init=False)
     _opened: dict[str, SampleSource] = field(default_factory=dict, init=False)
 
-    def train(self, consumed_samples: int) -> MicroBatchStream:
+    def train(self, consumed_samples: int, micro_batch_size: int | None = None) -> MicroBatchStream:
         """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
-        return self._stream(self.roles["train"][0], consumed_samples, self.order, "train", self.workers)
+        name = self.roles["train"][0]
+        return self._stream(name, consumed_samples, self.order, "train", self.workers, micro_batch_size)
 
     def valid_groups(self) -> tuple[str, ...]:
         """Names of the validation sets, in the order of the card, the same on every rank; `valid` without groups."""
@@ -176,7 +178,9 @@ class Samples:
         while self._pools:
             self._pools.popitem()[1].close()
 
-    def _stream(self, name: str, consumed_samples: int, order: OrderName, pool: str, workers: int) -> MicroBatchStream:
+    def _stream(
+        self, name: str, consumed_samples: int, order: OrderName, pool: str, workers: int, size: int | None = None
+    ) -> MicroBatchStream:
         if name not in self.plans:
             if not any(name in names for names in self.roles.values()):
                 raise DataError(f"there is no data named {name!r}")
@@ -184,7 +188,7 @@ class Samples:
         reader: Reader | SampleSource = self._pool(pool, workers).reader(name) if workers else self.source(name)
         return SampleStream(
             reader,
-            self.micro_batch_size,
+            size or self.micro_batch_size,
             dp_rank=self.replica,
             dp_size=self.replicas,
             consumed_samples=consumed_samples,
@@ -211,7 +215,7 @@ def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: b
     return Samples(
         plans=plans if needs_data else {},
         roles=wanted.roles,
-        micro_batch_size=config.batch.micro_batch_size,
+        micro_batch_size=config.batch.micro_batch_at(config.batch.global_batch_size),
         replica=mesh.data_rank,
         replicas=mesh.data,
         order=config.data.order,

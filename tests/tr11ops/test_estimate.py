@@ -12,7 +12,7 @@ import pytest
 from tr11ops.cli.main import execute
 from tr11ops.estimate import LevelTime, estimate
 from tr11ops.runcard import load_card, shipped_cards, shipped_folder
-from tr11ops.speed import step_weights
+from tr11ops.speed import fixed_share, step_weights
 from trainer.config import CardError
 from trainer.schedule import path_of
 
@@ -71,6 +71,27 @@ def test_half_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_iterations_of_other_ramps(overrides: list[str], iterations: int) -> None:
     card = load_card(MAIN, overrides, {}, keep_undefined=True)
     assert estimate(card).iterations == iterations == card.total_iterations
+
+
+def test_micro_batches_that_grow_fill_the_pipeline_at_the_start_of_the_ramp() -> None:
+    """In the ramp a step of 192 is 24 passes of one sample with 11 idle, not 12 passes of two with 11 idle."""
+    whole = load_card(MAIN, ["batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"], {}, keep_undefined=True)
+    growing = ["batch.micro_batch_size=1", "batch.micro_batch_ramp=[{from_batch=784, size=2}]"]
+    card = load_card(MAIN, growing, {}, keep_undefined=True)
+    before, found = estimate(whole), estimate(card)
+    assert (found.first_step.gradient_accumulation_steps, found.full_step.gradient_accumulation_steps) == (24, 128)
+    assert found.first_step.bubble_share == pytest.approx(11 / 35) and before.first_step.bubble_share == pytest.approx(
+        11 / 23
+    )
+    assert found.full_step == before.full_step and found.levels == before.levels
+    first, raised = (next(segment for segment in path_of(card).segments if segment.batch_size == size)
+                     for size in (192, 784))  # fmt: skip
+    fixed, weights = fixed_share(card), step_weights(card, [first, raised])
+    assert weights[0] == pytest.approx(fixed + (1 - fixed) * (24 + 11) / ((128 + 11) * 2))
+    assert weights[1] == pytest.approx(fixed + (1 - fixed) * (49 + 11) / (128 + 11))
+    assert found.duration is not None and before.duration is not None
+    assert found.duration.days < before.duration.days
+    assert [card.gradient_accumulation_steps(count) for count in (0, 3_115_072, 9_999_999)] == [24, 49, 128]
 
 
 def test_points_are_in_order_and_the_levels_add_up() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tr11ops.importer.toml_writer import write_card
 from tr11ops.runcard import SHELL_KEYS, RunCard
+from trainer.config_rules import batch_problems
 
 SUFFIX = "rehearsal"
 NODES, MINUTES, LIMIT = 2, 20, "00:30:00"
@@ -70,12 +71,11 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
             "model.attention_heads": LARGEST_HIDDEN // per_head if fits else 8 * tensor,
             "model.ffn_hidden_size": None,
         }
-    chunk = card.batch.micro_batch_size * (workers // (tensor * pipeline))
-    ramp = card.batch.ramp
-    sizes = [card.batch.global_batch_size, *([ramp.start, ramp.increment] if ramp else [])]
-    if any(size % chunk for size in sizes):
+    replicas = workers // (tensor * pipeline)
+    if batch_problems(card.batch, replicas):
+        chunk = card.batch.micro_batch_size * replicas
         batch = max(1, card.batch.global_batch_size // chunk) * chunk
-        shape |= {"batch.ramp": None, "batch.global_batch_size": batch}
+        shape |= {"batch.ramp": None, "batch.micro_batch_ramp": [], "batch.global_batch_size": batch}
     return shape
 
 

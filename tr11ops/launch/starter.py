@@ -19,6 +19,9 @@ from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import advised_exit_minutes
 from tr11ops.runcard_load import read_tables
 from tr11ops.slurm_syntax import format_time_limit, parse_time_limit
+from trainer.config import BatchSection
+from trainer.config_base import MOST_SAMPLES
+from trainer.config_rules import batch_problems
 
 USUAL_LIMIT_SECONDS = 20 * 3600
 SHORTEST_LIMIT_SECONDS = 3600
@@ -137,10 +140,13 @@ def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
         elif tensor > 1:
             tensor //= 2
     parallel |= {"tensor": tensor, "pipeline": pipeline}
-    chunk = int(batch.get("micro_batch_size", 1)) * (workers // (tensor * pipeline))
-    size, ramp = int(batch.get("global_batch_size", chunk)), batch.get("ramp")
-    if size % chunk or (ramp and (ramp["start"] % chunk or ramp["increment"] % chunk)):
+    replicas = workers // (tensor * pipeline)
+    chunk = int(batch.get("micro_batch_size", 1)) * replicas
+    size = int(batch.get("global_batch_size", chunk))
+    whole = {**batch, "micro_batch_size": chunk // replicas, "global_batch_size": size, "train_samples": MOST_SAMPLES}
+    if batch_problems(BatchSection.model_validate(whole), replicas):
         batch.pop("ramp", None)
+        batch.pop("micro_batch_ramp", None)
         batch["global_batch_size"] = max(chunk, size // chunk * chunk)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, Self, runtime_checkable
 
@@ -87,6 +87,9 @@ class MicroBatchStream(Iterator[MicroBatch], Protocol):
     def skip_to(self, consumed_samples: int) -> None:
         """Go on as if so many samples were consumed."""
 
+    def resize(self, micro_batch_size: int) -> None:
+        """Go on in micro-batches of another size; nothing happens where it is the same."""
+
     def close(self) -> None:
         """Give up what is being read ahead."""
 
@@ -116,7 +119,7 @@ class SampleStream:
         self._reader: Reader = reader if isinstance(reader, Reader) else DirectReader(reader)
         share = Share(len(reader), micro_batch_size, dp_rank, dp_size)
         self._order: Order = make_order(order, share)
-        self._chunk = share.chunk
+        self._order_name: OrderName = order
         self._ahead: deque[int] = deque()  # tickets, the next micro-batch first
         if consumed_samples < 0:
             raise ValueError(f"consumed samples {consumed_samples} must not be negative")
@@ -132,7 +135,7 @@ class SampleStream:
         if not self._ahead:
             raise StopIteration
         rows = self._reader.take(self._ahead.popleft())
-        self._consumed += self._chunk
+        self._consumed += self._order.share.chunk
         window = torch.from_numpy(rows)
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
@@ -154,7 +157,7 @@ class SampleStream:
             if numbers is None:
                 break
             self._ahead.append(self._reader.ask(numbers))
-            self._asked += self._chunk
+            self._asked += self._order.share.chunk
 
     def state(self) -> int:
         """Samples consumed by all replicas: start a new stream with it to go on where this one is."""
@@ -173,6 +176,13 @@ class SampleStream:
         self._order.check(consumed_samples, more=False)
         self.close()
         self._consumed = self._asked = consumed_samples
+
+    def resize(self, micro_batch_size: int) -> None:
+        """Go on in micro-batches of another size, from the same sample; what was read ahead is read again."""
+        share = self._order.share
+        if micro_batch_size != share.micro_batch_size:
+            self.close()
+            self._order = make_order(self._order_name, replace(share, micro_batch_size=micro_batch_size))
 
     def close(self) -> None:
         """Give up what is being read ahead. Idempotent; the stream can be used on, and asked for its state."""
@@ -205,6 +215,9 @@ class EmptyStream:
     def skip_to(self, consumed_samples: int) -> None:
         """Remember the samples."""
         self.consumed_samples = consumed_samples
+
+    def resize(self, micro_batch_size: int) -> None:
+        """There are none."""
 
     def close(self) -> None:
         """Nothing is held."""

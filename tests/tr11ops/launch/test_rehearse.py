@@ -55,6 +55,14 @@ def test_the_differences_are_all_there_are() -> None:
     assert differences(main, main) == ()
 
 
+def test_micro_batches_that_grow_stay_only_where_the_ramp_does() -> None:
+    path = shipped_folder() / "tr11-176B-ml.toml"
+    growing = ["batch.micro_batch_size=1", "batch.micro_batch_ramp=[{from_batch=784, size=2}]"]
+    main = load_card(path, growing, VARIABLES)
+    other = load_card(path, [*growing, *as_options(rehearsal_overrides(main))], VARIABLES)
+    assert (other.batch.ramp is None) == (not other.batch.micro_batch_ramp)
+
+
 def test_the_shipped_rehearsal_only_leaves_early() -> None:
     main, other = rehearsal("setup-test-n2")
     assert is_rehearsal_card(main) and [key for key, *_ in differences(main, other)] == ["run.exit_interval"]

@@ -1,0 +1,123 @@
+"""Micro batches that grow with the batch: the same training as with small ones, resumed anywhere, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from spawn import run_ranks
+from test_loop_course import attempt, card, curve, records
+
+from tests.trainer.schedule_cards import card as full_card
+from trainer.config import TrainerConfig
+from trainer.config_rules import cross_problems
+from trainer.data.stream import SampleStream
+
+GROWING = {"micro_batch_ramp": [{"from_batch": 16, "size": 2}, {"from_batch": 32, "size": 4}]}
+RAMP: dict[str, Any] = {
+    "batch": {"micro_batch_size": 1, "global_batch_size": 32, "ramp": {"start": 8, "increment": 8, "samples": 96}},
+    "curriculum": {"kind": "linear", "start_length": 8, "step": 4, "total_steps": 8},
+    "model": {"activation_checkpointing": True},
+    "evaluation": {"interval": 3, "iterations": 1},
+    "checkpoint": {"interval": 100},
+}
+LAST = 12
+
+
+def ramped(folder: Path, name: str, shape: dict[str, int], until: int = LAST, **batch: Any) -> TrainerConfig:
+    run = {"directory": str(folder / name), "exit_interval": until}
+    return card(folder, **{**RAMP, "batch": {**RAMP["batch"], **batch}}, parallel=shape, run=run)
+
+
+def train_all(*configs: TrainerConfig) -> list[tuple[str, int]]:
+    """Trainings one after another in the same processes, which start but once."""
+    return [attempt(config, number) for number, config in enumerate(configs, 1)]
+
+
+def evaluations(config: TrainerConfig) -> list[float]:
+    return [record["lm_loss"] for record in records(config, "validation")]
+
+
+def same_course(small: TrainerConfig, grown: TrainerConfig) -> None:
+    """Equal within rounding, and what is counted exactly."""
+    expected, found = curve(small), curve(grown)
+    assert set(found) == set(expected) == set(range(1, LAST + 1))
+    batches = [record["global_batch_size"] for record in records(grown)]
+    assert [batches.count(size) for size in (8, 16, 24, 32)] == [4, 2, 2, 4]
+    for iteration, values in expected.items():
+        assert found[iteration][2:] == values[2:]  # samples, tokens, rate, length
+        np.testing.assert_allclose(found[iteration][:2], values[:2], rtol=3e-5)
+    np.testing.assert_allclose(evaluations(grown), evaluations(small), rtol=3e-5)
+    assert len(evaluations(grown)) == LAST // 3
+
+
+def test_the_course_is_that_of_small_micro_batches_and_a_restart_changes_no_bit(tmp_path: Path) -> None:
+    alone = {"tensor": 1, "pipeline": 1}
+    small, grown = ramped(tmp_path, "small", alone), ramped(tmp_path, "grown", alone, **GROWING)
+    cut = ramped(tmp_path, "grown", alone, 5, **GROWING)  # at the second level: the next one begins in twos
+    whole = ramped(tmp_path, "whole", alone, **GROWING)
+    ends = [("exit-interval", number) for number in (LAST, 5, LAST, LAST)]
+    assert run_ranks(train_all, 1, small, cut, grown, whole, launch=False) == [ends]
+    same_course(small, grown)
+    assert curve(whole) == curve(grown)  # bit for bit
+
+
+def test_the_course_is_the_same_on_eight_processes(tmp_path: Path) -> None:
+    shape = {"tensor": 2, "pipeline": 2}
+    small, grown = ramped(tmp_path, "small", shape), ramped(tmp_path, "grown", shape, **GROWING)
+    for config in (small, grown):
+        assert run_ranks(train_all, 8, config, launch=False) == [[("exit-interval", LAST)]] * 8
+    same_course(small, grown)
+
+
+@pytest.mark.parametrize(
+    ("batch", "key", "rule"),
+    [
+        ({"micro_batch_ramp": [{"from_batch": 784, "size": 2}]}, "", ""),
+        (
+            {"micro_batch_ramp": [{"from_batch": 784, "size": 2}, {"from_batch": 1984, "size": 4}]},
+            "batch",
+            "level 2000",
+        ),
+        ({"micro_batch_ramp": [{"from_batch": 784, "size": 4}]}, "batch", "level 784 must be divisible"),
+        ({"micro_batch_ramp": [{"from_batch": 790, "size": 2}]}, "batch.micro_batch_ramp.0.from_batch", "a level"),
+        ({"micro_batch_ramp": [{"from_batch": 192, "size": 2}]}, "batch.micro_batch_ramp.0.from_batch", "above 192"),
+        ({"micro_batch_ramp": [{"from_batch": 784, "size": 1}]}, "batch.micro_batch_ramp.0.size", "larger than 1"),
+        ({"ramp": None, "micro_batch_ramp": [{"from_batch": 784, "size": 2}]}, "", ""),
+    ],
+)
+def test_each_level_of_the_ramp_must_hold_whole_micro_batches(batch: dict[str, Any], key: str, rule: str) -> None:
+    """The original's ramp on eight replicas."""
+    found = cross_problems(full_card(batch=batch), 8)
+    assert bool(found) == bool(key)
+    for problem in found:
+        assert problem.key.startswith(key) and rule in f"{problem}"
+
+
+def test_the_cyclic_order_refuses_it() -> None:
+    batch = {"micro_batch_ramp": [{"from_batch": 784, "size": 2}]}
+    [problem] = cross_problems(full_card(batch=batch, data={"order": "cyclic"}), 8)
+    assert (problem.key, "order of the data" in problem.rule) == ("batch.micro_batch_ramp", True)
+
+
+def test_a_stream_goes_on_at_the_same_sample_in_another_size() -> None:
+    class Numbers:
+        sequence_length = 1
+
+        def __len__(self) -> int:
+            return 64
+
+        def read(self, index: int, out: np.ndarray) -> None:
+            out[:] = index
+
+    streams = [SampleStream(Numbers(), 1, dp_rank=rank, dp_size=2) for rank in range(2)]
+    taken = []
+    for size, count in ((1, 3), (2, 2), (2, 1), (4, 1)):
+        for stream in streams:
+            stream.resize(size)
+            assert stream.wait(count + 1, 0.0)  # and reads ahead
+        for _ in range(count):
+            taken += [int(row) for stream in streams for row in next(stream)[0][:, 0]]
+    assert taken == list(range(3 * 2 + 3 * 4 + 8)) and streams[0].state() == len(taken)
