@@ -128,7 +128,11 @@ def test_what_is_refused(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400)
     (shelf.folder / "global_step300" / "weights" / "a.bin").unlink()
     shelf.half(350)
-    for step, why in ((150, "does not exist"), (300, "is not complete"), (350, "is not complete")):
+    shelf.save(250)
+    shelf.without_optimizer(250)
+    with pytest.raises(NotPossible, match="weights alone"):
+        plan(shelf, 250)
+    for step, why in ((150, "does not exist"), (300, "no training resumes from step 300"), (350, "it is not complete")):
         with pytest.raises(NotPossible, match=why):
             plan(shelf, step)
     with pytest.raises(NotPossible, match="is part of step 200 already"):

@@ -15,7 +15,7 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir import RunDirectory
-from trainer.contract import checkpoint_steps, read_latest
+from trainer.contract import checkpoint_steps, read_latest, write_atomically
 from trainer.lease import Lease
 from trainer.recovery_file import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
@@ -135,6 +135,7 @@ def test_one_that_was_cut_off_is_finished_and_said(bench: LocalBench) -> None:
     directory = saved(bench)
     moves = (("global_step6", "global_step6.discarded"),)
     write_recovery(directory.paths, RecoveryRecord((), PendingMoves(moves, "global_step4")))
+    write_atomically(directory.paths.checkpoints / "latest", "global_step4")
     listed = bench.tr11("checkpoints", "list", "--run", str(bench.card))
     assert listed.code == 3 and "a roll-back was cut off" in listed.err
     assert rollback(bench, "2", "--dry-run").code == 1
