@@ -163,6 +163,13 @@ def lines(
     )
 
 
+_STATES = {  # that the original did not know
+    JobState.SUSPENDED: "is suspended, and was started",
+    JobState.COMPLETING: "is leaving its nodes, and was started",
+    JobState.CONFIGURING: "gets its nodes ready, and was started",
+}
+
+
 def _job_line(name: str, job: Job, now: float, zone: tzinfo | None) -> str:
     start = "N/A" if job.start_time is None else f"{_stamp(job.start_time, zone):{SCHEDULED_FORMAT}}"
     place = f"{job.job_id} on '{job.partition}' partition"
@@ -170,7 +177,8 @@ def _job_line(name: str, job: Job, now: float, zone: tzinfo | None) -> str:
         elapsed = _elapsed(0.0 if job.start_time is None else now - job.start_time)
         return f"{name} is running for {elapsed} since {start} ({place} ({_node_list(job)})"
     if job.state is not JobState.PENDING:
-        return f"{name} is unknown - fix me: (at {start}) ({place}) ({_node_list(job) or f'({job.reason})'})"
+        state = _STATES.get(job.state, "is unknown - fix me:")
+        return f"{name} {state} (at {start}) ({place}) ({_node_list(job) or f'({job.reason})'})"
     if job.start_time is not None:
         delta = timedelta(seconds=math.floor(job.start_time - now))
         return f"{name} is scheduled to start in {delta} (at {start}) ({place})"

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, record, running, snapshot, steps
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, pending, record, running, snapshot, steps
 from tests.tr11ops.test_status_care import REMARK, alert, asked_for, look
 from tests.tr11ops.test_status_command import COMMAND, Place
 from tr11ops.agent.records import LaunchRecord
@@ -37,6 +37,7 @@ from tr11ops.report.handover_steps import standing_at
 from tr11ops.report.handover_text import WIDTH, document, markdown
 from tr11ops.report.history import AttemptHistory, CheckpointMark, History
 from tr11ops.report.status_forecast import course_of
+from tr11ops.report.status_json import status_document
 from tr11ops.report.status_surroundings import Surroundings
 from tr11ops.runcard import load_card, shipped_folder
 from tr11ops.rundir import Submission
@@ -232,7 +233,8 @@ def _bare(value: Any) -> Any:
 # ----------------------------------------------------------------------------- what is open, what comes
 def test_what_is_open_has_its_owner_and_its_command() -> None:
     seen = snapshot(
-        holds=(Hold("1000", "ben", NOW - HOUR, "new data"),),
+        jobs=(running(), pending(reason="JobHeldUser")),
+        holds=(Hold("1000", "ben", NOW - HOUR, "new data"), Hold("900", "tr11", NOW - DAY, "released by hand since")),
         kill_switch=KillSwitch(Path("/k"), "ben", NOW - HOUR, "new data"),
         exclusions=(
             Exclusion("n17", "Xid 79", "tr11", NOW - 5, since=NOW - DAY),
@@ -242,8 +244,8 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
     given_alerts = (alert(owner="eva", snoozed_until=NOW + HOUR), alert("disk", severity=Severity.WARNING))
     found = made(snapshot=seen, surroundings=Surroundings(given_alerts), findings=(REMARK,))
     assert [event.text for event in found.open] == [
-        "CRITICAL alert: job 1000_7 stands still; eva has it, snoozed for 1 h 00 min, runbook stalled.md",
-        f"WARNING alert: job 1000_7 stands still; nobody has it (`tr11 alerts ack {given_alerts[1].fingerprint}`),"
+        "CRITICAL alert: job 1000_7 stands still, not found by this look; eva has it, snoozed for 1 h 00 min, runbook stalled.md",
+        f"WARNING alert: job 1000_7 stands still, not found by this look; nobody has it (`tr11 alerts ack {given_alerts[1].fingerprint}`),"
         " runbook stalled.md",
         "WARNING: one task is left; no alert was opened yet",
         "job 1000 is held (`tr11 resume` releases it)",
@@ -251,6 +253,24 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
         "n17 is excluded, due for a check",
         "n18 is excluded, for another 1 d 0 h",
     ]
+
+
+def test_what_was_released_is_not_held_any_more() -> None:
+    """A controller's record of what it held stays when a person lets it go on: the queue says what is held."""
+    record = (Hold("1000", "tr11", NOW - HOUR, "two faults"),)
+    for jobs, expected in (
+        ((pending(reason="JobHeldUser"),), ["job 1000 is held (`tr11 resume` releases it)"]),
+        ((pending(reason="Resources"),), []),
+        ((running(),), []),
+        ((), []),
+        (
+            Unknown("no answer"),
+            ["job 1000 was held, and whether it still is cannot be seen (`tr11 resume` releases it)"],
+        ),
+    ):
+        seen = snapshot(jobs=jobs, holds=record)
+        assert [event.text for event in made(snapshot=seen, findings=()).open] == expected
+        assert [hold["job"] for hold in status_document(seen, (), judge(seen, ()))["holds"]] == ["1000"] * len(expected)
 
 
 def test_the_coming_shift() -> None:
@@ -331,8 +351,10 @@ def test_the_page_reads_well_at_80_columns_and_hides_nothing() -> None:
 
 
 def test_a_command_stays_on_one_line() -> None:
-    seen = snapshot(holds=tuple(Hold(f"{10**n}", "w" * n, NOW - 60, "new data") for n in range(1, 40)))
-    text = markdown(made(snapshot=seen), UTC)
+    holds = tuple(Hold(f"{10**n}", "w" * n, NOW - 60, "new data") for n in range(1, 40))
+    jobs = tuple(pending(raw_id=hold.job, array_id=hold.job, reason="JobHeldUser") for hold in holds)
+    seen = snapshot(holds=holds, jobs=jobs)
+    text = markdown(made(snapshot=seen, findings=()), UTC)
     assert text.count("`tr11 resume`") == 39
 
 

@@ -60,7 +60,13 @@ ROWS = [
     ),
     (
         running(partition="gpu_p5", nodes=NODES[:1], state=JobState.COMPLETING, start_time=NOW - HOUR),
-        f"{NAME} is unknown - fix me: (at 2022-05-01T11:00:00) (1000_7 on 'gpu_p5' partition) (jean-zay-iam01)",
+        f"{NAME} is leaving its nodes, and was started (at 2022-05-01T11:00:00) (1000_7 on 'gpu_p5' partition) "
+        "(jean-zay-iam01)",
+    ),
+    (
+        running(partition="gpu_p5", nodes=NODES[:1], state=JobState.SUSPENDED, start_time=NOW - HOUR),
+        f"{NAME} is suspended, and was started (at 2022-05-01T11:00:00) (1000_7 on 'gpu_p5' partition) "
+        "(jean-zay-iam01)",
     ),
 ]
 

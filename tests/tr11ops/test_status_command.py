@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.status_cases import record, save_checkpoint
+from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir import RunDirectory, Submission, new_tag
@@ -306,3 +307,14 @@ def test_watching_into_a_pipe_gives_one_object_a_line(place: Place) -> None:
         child.wait()
     assert [json.loads(line)["verdict"] for line in lines] == ["down", "down"]
     assert (child.returncode, errors) == (1, "")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("7", 40), ("40", 40), ("100", 100)])
+def test_every_width_shows_a_screen(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert drawing_console().width == width
+
+
+def test_a_terminal_of_no_width_still_shows_the_screen(place: Place) -> None:
+    shown = place.status(COLUMNS="0")
+    assert shown.stdout.lstrip().startswith(("DOWN", "UNKNOWN")) and "progress" in shown.stdout

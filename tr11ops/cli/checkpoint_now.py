@@ -46,7 +46,9 @@ def checkpoint_now(
     place = scene(run, overrides, scheduler)
     paths, view = place.directory.paths, place.look()
     if not (view.attempts or view.foreground or view.doubt):
-        raise Refusal("nothing of this run is training, so nothing can be saved; look with `tr11 status`")
+        raise Refusal(
+            f"nothing of this run is training, so nothing can be saved; look with `{place.command('status')}`"
+        )
     before = read_request(paths.checkpoint_request, "checkpoint")
     for line in [*(f"running:    attempt {name}: will save and train on" for name in view.attempts),
                  *standing_lines(view)]:  # fmt: skip
@@ -63,7 +65,7 @@ def checkpoint_now(
         make_shared(paths.requests)
         request.write(paths.checkpoint_request)
         record(place.directory, "checkpoint-now", why, {"request": request.id}, place.user)
-        say("asked for a checkpoint at the next step")
+        say(f"asked for a checkpoint at the next step; `{place.command('status')}` shows it when it is there")
     answer = None
     if wait:
         seconds = place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
@@ -74,9 +76,7 @@ def checkpoint_now(
     if answer is not None and answer.step is not None and not as_json:
         typer.echo(f"saved: global_step{answer.step}; the training goes on")
     if wait and (answer is None or answer.step is None):
-        raise Refusal(
-            answer.message if answer else "no checkpoint came in time; look with `tr11 status` and `tr11 logs`"
-        )
+        raise Refusal(answer.message if answer else f"no checkpoint came in time; look with `{place.command('logs')}`")
 
 
 def _await(place: Scene, view: StopView, request: Request, seconds: float) -> Answer | None:
@@ -85,7 +85,7 @@ def _await(place: Scene, view: StopView, request: Request, seconds: float) -> An
     from trainer.requests import Answer
 
     if not request.id:
-        raise Refusal("that request was made by hand, so it has no receipt; look with `tr11 status`")
+        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{place.command('status')}`")
     until, said = time.monotonic() + seconds, ""
     while True:
         try:

@@ -152,9 +152,9 @@ def _cancel(edge: Any, job_id: str) -> None:
 
 
 def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from tr11ops.cli.terminal import drawing_console
     from tr11ops.drill import NAMES
 
     table = Table(title="A stop signal in each phase", title_justify="left")
@@ -171,7 +171,7 @@ def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
             _seconds(result.margin or None),
             words,
         )
-    Console(file=sys.stdout).print(table)
+    drawing_console(markup=True).print(table)
     for result in results:
         if result.fault or result.skipped:
             typer.echo(f"{NAMES[result.phase]}: {result.fault or result.skipped}")

@@ -16,8 +16,6 @@ from tr11ops.cli.common import (
     SetOption,
     YesOption,
     agree,
-    directory_of,
-    read_card,
     say,
 )
 from tr11ops.cli.stopping import (
@@ -26,7 +24,6 @@ from tr11ops.cli.stopping import (
     ReasonOption,
     Scene,
     fall_back,
-    guard,
     hold_queued,
     queued_lines,
     record,
@@ -51,7 +48,7 @@ def kill(
         bool, typer.Option("--now", help="End within seconds, without saving: what is not saved yet is lost.")
     ] = False,
     release: Annotated[
-        bool, typer.Option("--release", help="Remove the kill switch, so that launches train again.")
+        bool, typer.Option("--release", help="Let it go on, as `tr11 resume` does: switch, pause and holds.")
     ] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -83,7 +80,7 @@ def kill(
       tr11 kill --release
     """
     if release:
-        _release(directory_of(read_card(run, overrides)), why, yes, dry_run, as_json)
+        _release(scene(run, overrides, scheduler, is_releasing=True), why, yes, dry_run, as_json)
         return
     from tr11ops.holds import to_hold
     from tr11ops.stop import receipts, wait_for_end
@@ -115,7 +112,9 @@ def kill(
         minutes = NOW_MINUTES if request.kind == "kill-now" else place.card.resilience.stop_within_minutes
         patience = Patience(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
         endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
-    code = _report(endings, as_json)
+    code = _report(place, endings, as_json)
+    if not wait or all(ending.is_over for ending in endings):
+        say(f"to let it go on: {place.command('resume')}")
     if as_json:
         answered = receipts(directory, request.id, view.attempts)
         action = "set" if is_new else "already-set"
@@ -164,41 +163,31 @@ def _set(directory: RunDirectory, request: Request) -> None:
     record(directory, "kill-switch-set", request.why, data, request.who)
 
 
-def _release(directory: RunDirectory, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    from tr11ops.journal import user_name
+def _release(place: Scene, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """What `tr11 resume` does; a switch alone is not enough where what waits was held with it."""
+    from tr11ops.cli.resume import let_go_on
 
-    was_set = directory.kill_switch_is_set()
-    if was_set:
-        guard(directory)
-        held = directory.read_kill_switch()
-        by = f" by {held['who']}" if held.get("who") else " by hand"
-        reason = f": {held['why']}" if held.get("why") else ""
-        say(f"the kill switch was set{by}{reason}")
-        if dry_run:
-            say("nothing was changed (--dry-run)")
-        else:
-            agree("Release it?", yes)
-            was_set = directory.release_kill_switch()
-            data = {"kill_switch": str(directory.kill_switch)}
-            record(directory, "kill-switch-released", why, data, user_name())
-    if not dry_run:
-        say(f"kill switch {'released' if was_set else 'was not set'}: {directory.kill_switch}")
+    was_set = place.directory.kill_switch_is_set()
+    done = let_go_on(place, why, yes, dry_run)
+    if not was_set:
+        say(f"kill switch was not set: {place.directory.kill_switch}")
     if as_json:
         action = "not-set" if not was_set else "dry-run" if dry_run else "released"
-        typer.echo(
-            json.dumps({"schema": KILL_SCHEMA, "action": action, "kill_switch": str(directory.kill_switch)}, indent=1)
-        )
+        value = {**done.value(), "schema": KILL_SCHEMA, "action": action}
+        typer.echo(json.dumps({**value, "kill_switch": str(place.directory.kill_switch)}, indent=1))
+    done.leave()
 
 
-def _report(endings: tuple[Ending, ...], as_json: bool) -> int:
+def _report(place: Scene, endings: tuple[Ending, ...], as_json: bool) -> int:
     """Say how the jobs ended; returns the exit code."""
     code = 0
     for ending in endings:
         marker = ending.marker
         if not ending.is_over:
-            text, fine = "is still there: it did not end in time; look with `tr11 status`, or wait longer", False
+            text, fine = f"is still there: it did not end in time; `{place.command('status')}` shows it", False
         elif marker is None:
-            text, fine = "ended without a word of the trainer: the last checkpoint is what `tr11 status` shows", False
+            look = place.command("status")
+            text, fine = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows", False
         else:
             saved = (
                 "nothing to save"

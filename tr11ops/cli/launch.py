@@ -97,6 +97,7 @@ def launch(
     """
     from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
     from tr11ops.cli.repair import change_queue
+    from tr11ops.detect.signs import command_for
     from tr11ops.launch.session import carry_out, check_launch
 
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
@@ -142,7 +143,8 @@ def launch(
     if not as_json:
         numbers = ", ".join(str(record.job_id) for record in records)
         name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
-        typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `tr11 status`, or `tr11 logs -f`")
+        look = command_for(run or "", "status")
+        typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
 
 
 def prepare(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,11 +29,14 @@ LARGE_BYTES = 64 << 20
 
 
 def print_line(line: str, flush: bool) -> None:
-    from tr11ops.logs.lines import coloured, plain
+    """One line of a log; on a terminal folded between words, elsewhere as it is."""
+    from tr11ops.logs.lines import coloured, folded, plain
 
-    keeps_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    is_terminal = sys.stdout.isatty()
     encoding = sys.stdout.encoding or "utf-8"
-    shown = coloured(line) if keeps_colours else plain(line)
+    shown = coloured(line) if is_terminal and "NO_COLOR" not in os.environ else plain(line)
+    if is_terminal:
+        shown = folded(shown, get_terminal_size().columns)
     sys.stdout.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
     if flush:
         sys.stdout.flush()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card
+from tr11ops.cli.terminal import drawing_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,9 +174,7 @@ def plain_text(text: str) -> str:
 
 def show(made: Table) -> None:
     """Print a table; as wide as it needs to be where no terminal limits it."""
-    from rich.console import Console
-
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = drawing_console()
     if not console.is_terminal:
         console.width = 200
     console.print(made)

@@ -70,6 +70,7 @@ def pause(
         record(place.directory, "pause", why, {"request": request.id, "exempt": exempt}, place.user)
         say(f"paused: {paths.pause}")
     held = hold_queued(place, view, why or "pause")
+    say(f"to let it go on: {place.command('resume')}")
     _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, as_json)
 
 

@@ -47,23 +47,65 @@ def resume(
 
     What somebody else holds stays held. It says what starts next.
 
+    Exit code 0: it goes on, or nothing is queued; 1: something stays held, and who must release it is said; 3: the
+    scheduler did not answer, so that what it holds is not released.
+
     [bold]Examples[/bold]
 
       tr11 resume --dry-run
 
       tr11 resume --reason "new data is in place"
     """
+    place = scene(run, overrides, scheduler, is_releasing=True)
+    done = let_go_on(place, why, yes, dry_run)
+    if as_json:
+        typer.echo(json.dumps({"schema": RESUME_SCHEMA, **done.value(), "run": place.card.run.name}, indent=1))
+    done.leave()
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What was released. `action`: resumed, nothing (nothing stood in the way), or dry-run.
+
+    `missing` says what still keeps the run from going on, "" for nothing; `exit_code` is 1 where a person is needed
+    for it, 3 where the scheduler did not answer.
+    """
+
+    action: str
+    todo: Undoing
+    released: tuple[str, ...] = ()
+    missing: str = ""
+    exit_code: int = 0
+
+    def value(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "action": self.action,
+            "switches": [name for name, _ in self.todo.switches],
+            "holds": list(self.todo.holds),
+            "released": list(self.released),
+            "left_held": [job.job_id for job in (*self.todo.foreign, *self.todo.others)],
+            "missing": self.missing or None,
+        }
+
+    def leave(self) -> None:
+        """Raises Refusal with the exit code where something is missing."""
+        if self.missing:
+            raise Refusal(self.missing, self.exit_code)
+
+
+def let_go_on(place: Scene, why: str, yes: bool, dry_run: bool) -> Resumed:
+    """Show what keeps the run from going on, ask, and release what tr11 put there. Says what starts next."""
     from tr11ops.holds import release
 
-    place = scene(run, overrides, scheduler)
     directory, view = place.directory, place.look()
     todo = _undoing(place, view)
-    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(view, todo)}"]:
+    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(place, view, todo)}"]:
         say(line)
     if todo.is_empty or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else "nothing stands in the way: nothing was changed")
-        _print(place, "dry-run" if dry_run else "nothing", todo, (), as_json)
-        return
+        action = "dry-run" if dry_run else "nothing"
+        return Resumed(action, todo) if dry_run else Resumed(action, todo, (), *_missing(place, view, todo, ()))
     agree("Let it go on?", yes)
     # The holds last: what starts must not find a switch.
     for name, _ in todo.switches:
@@ -73,16 +115,31 @@ def resume(
     result = release(directory, todo.holds, place.edge)
     for number in result.done:
         say(f"released: job {number}")
-    record(
-        directory,
-        "resumed",
-        why,
-        {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)},
-        place.user,
-    )
-    _print(place, "resumed", todo, result.done, as_json)
-    if result.refused:
-        raise Refusal("; ".join(f"job {number} stays held: {text}" for number, text in result.refused))
+    if directory.exists:
+        data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
+        record(directory, "resumed", why, data, place.user)
+    return Resumed("resumed", todo, result.done, *_missing(place, view, todo, result.refused))
+
+
+def _missing(place: Scene, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]) -> tuple[str, int]:
+    """What still keeps the run from going on, and the exit code for it: ("", 0) where nothing does."""
+    from tr11ops.detect.signs import is_held
+    from tr11ops.holds import held_by_tr11
+
+    if refused:
+        return "; ".join(f"job {number} stays held: {text}" for number, text in refused), 1
+    if view.doubt:
+        held = sorted(held_by_tr11(place.directory)) if place.directory.exists else []
+        names = ", ".join(held)
+        return (f"job {names} may still be held: type this again when the scheduler answers", 3) if held else ("", 0)
+    goes_on = view.running or view.foreground or todo.holds or any(not is_held(job) for job in view.queued)
+    stuck = (*todo.foreign, *todo.others)
+    if goes_on or not stuck:
+        return "", 0
+    names = ", ".join(job.job_id for job in stuck)
+    by = "whoever held it" if todo.foreign else stuck[0].user
+    release = f" (`scontrol release {names}`)" if place.edge.name == "slurm" and len(stuck) == 1 else ""
+    return f"nothing starts: job {names} stays held, and {by} must release it{release}", 1
 
 
 def _undoing(place: Scene, view: StopView) -> Undoing:
@@ -115,7 +172,7 @@ def _lines(todo: Undoing) -> list[str]:
     return lines
 
 
-def _next(view: StopView, todo: Undoing) -> str:
+def _next(place: Scene, view: StopView, todo: Undoing) -> str:
     from tr11ops.detect.signs import is_held
     from tr11ops.launch.queue import array_number
 
@@ -126,18 +183,8 @@ def _next(view: StopView, todo: Undoing) -> str:
     if view.running:
         names = ", ".join(job.job_id for job in view.running)
         return f"job {names} trains on" + (f"; then {queue}" if queue else "; nothing is queued behind it")
-    return f"{queue}, as soon as nodes are free" if queue else "nothing is queued: start it with `tr11 launch`"
-
-
-def _print(place: Scene, action: str, todo: Undoing, released: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        value: dict[str, Any] = {
-            "schema": RESUME_SCHEMA,
-            "action": action,
-            "switches": [name for name, _ in todo.switches],
-            "holds": list(todo.holds),
-            "released": list(released),
-            "left_held": [job.job_id for job in (*todo.foreign, *todo.others)],
-            "run": place.card.run.name,
-        }
-        typer.echo(json.dumps(value, indent=1))
+    if queue:
+        return f"{queue}, as soon as nodes are free"
+    if todo.foreign or todo.others:
+        return "nothing: all that is queued stays held"
+    return f"nothing is queued: start it with `{place.command('launch --array 1-10')}`"

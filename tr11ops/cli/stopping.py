@@ -26,12 +26,19 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would h
 
 @dataclass(frozen=True)
 class Scene:
-    """A run, the scheduler that it was launched on, and who looks."""
+    """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the person named it."""
 
     card: RunCard
     directory: RunDirectory
     edge: Scheduler
     user: str
+    typed: str = ""
+
+    def command(self, words: str) -> str:
+        """A command of tr11 for this run, as it is typed here."""
+        from tr11ops.detect.signs import command_for
+
+        return command_for(self.typed, words)
 
     def look(self) -> StopView:
         """What of the run is running and waiting now."""
@@ -40,7 +47,7 @@ class Scene:
         return look(self.card, self.directory, self.edge, self.user)
 
 
-def scene(run: str | None, overrides: list[str] | None, scheduler: str) -> Scene:
+def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_releasing: bool = False) -> Scene:
     """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch is another run's.
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
@@ -49,16 +56,19 @@ def scene(run: str | None, overrides: list[str] | None, scheduler: str) -> Scene
 
     card = read_card(run, overrides)
     directory = directory_of(card)
-    guard(directory)
+    guard(directory, is_releasing)
     edge = open_scheduler((directory.recorded_scheduler() if scheduler == "auto" else None) or scheduler)
-    return Scene(card, directory, edge, user_name())
+    return Scene(card, directory, edge, user_name(), run or "")
 
 
-def guard(directory: RunDirectory) -> None:
-    """Refuse to stop something else than what was meant. Raises Refusal."""
+def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
+    """Refuse to stop something else than what was meant. Raises Refusal.
+
+    A switch that was set before the first launch is released (`is_releasing`) without a run directory.
+    """
     from tr11ops.launch.facts import owner_of_kill_switch
 
-    if not directory.exists:
+    if not directory.exists and not (is_releasing and directory.kill_switch_is_set()):
         raise Refusal(
             f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
         )
@@ -129,7 +139,7 @@ def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
         say(f"tr11: what waits is not held here, the run's controller does that: {error}")
         return ()
     for number in result.done:
-        say(f"held: job {number}; `tr11 resume` releases it")
+        say(f"held: job {number}; `{place.command('resume')}` releases it")
     for number, text in result.refused:
         say(f"not held: job {number} ({text}); the run's own controller holds it, else each task leaves untrained")
     if result.done:

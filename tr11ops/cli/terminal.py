@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 NARROWEST, USUAL = 40, 80
 
 
-def drawing_console() -> Console:
-    """Standard output without markup. COLUMNS=0 is no width: 80 is taken; less than 40 is drawn as 40."""
+def drawing_console(markup: bool = False) -> Console:
+    """Standard output. COLUMNS=0 is no width: 80 is taken; less than 40 is drawn as 40."""
     from rich.console import Console
 
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Console(highlight=False, emoji=False, markup=markup)
     width = console.width
     if width < NARROWEST:
         console.width = NARROWEST if width > 0 else USUAL

@@ -231,13 +231,13 @@ def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[Fault, ...]) -> dict[
 
 def _show(seen: TwinStatus, faults: tuple[Fault, ...]) -> None:
     """Nodes of one state in one row, so that a twin of 52 nodes fits a screen."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from tr11ops.cli.terminal import drawing_console
     from tr11ops.cluster.hostlist import compress
 
-    console = Console(highlight=False)
+    console = drawing_console(markup=True)
     state = "[green]healthy[/]" if seen.is_healthy else "[red]not healthy[/]" if seen.answers else "[yellow]silent[/]"
     console.print(
         f"twin [bold]{escape(seen.name)}[/]: {state}, port {seen.controller_port}, "

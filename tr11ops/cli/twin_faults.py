@@ -171,10 +171,11 @@ def _show_kinds(as_json: bool) -> None:
         ]
         typer.echo(json.dumps({"schema": FAULT_SCHEMA, "kinds": rows}, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from tr11ops.cli.terminal import drawing_console
 
     table = Table("kind", "of a", "what it does", "heal", box=None, header_style="bold", pad_edge=False)
     for kind in KINDS.values():
         table.add_row(kind.name, kind.target, kind.does, kind.heals)
-    Console(highlight=False).print(table)
+    drawing_console(markup=True).print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import signs
@@ -21,6 +21,7 @@ INTERVALS = {"hourly": signs.HOUR, "daily": signs.DAY}  # of the chains
 SHORTEST_GRACE_SECONDS = 15 * signs.MINUTE
 LONGEST_GRACE_SECONDS = 6 * signs.HOUR
 CHAIN_WAY = "slurm"
+ALONE = "no watchdog looks at the run"
 BY_HAND = frozenset({"hand", "once"})  # nothing was installed that could die
 
 
@@ -75,3 +76,15 @@ def is_overdue(job: JobState, now: float) -> bool:
     if job.way in BY_HAND or now - job.next_due <= grace(job.interval_seconds):
         return False
     return not job.is_running or now - job.started > 2 * job.interval_seconds + grace(job.interval_seconds)
+
+
+def watchdog_fault(jobs: Iterable[JobState], now: float) -> str:
+    """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on record, it did not fail,
+    and by its own interval the next one is not overdue. A look that a person made is no watchdog."""
+    watchdog = next((job for job in jobs if job.name == WATCHDOG), None)
+    if watchdog is None or watchdog.way in BY_HAND:
+        return ALONE
+    if is_overdue(watchdog, now):
+        silent, every = duration(now - watchdog.started), duration(watchdog.interval_seconds)
+        return f"the watchdog has not looked for {silent} (due every {every})"
+    return "the watchdog's last look failed" if watchdog.failures_in_a_row else ""

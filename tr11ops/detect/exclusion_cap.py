@@ -46,6 +46,7 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
                 f"resilience.exclusion_cap_percent = {percent:g} lets {allowed} be excluded at most",
             ),
             fix=signs.command(snapshot, f"nodes check {node}"),
+            identity=(node,),
         )
 
 

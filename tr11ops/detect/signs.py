@@ -11,6 +11,7 @@ from statistics import median
 
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import bounds
+from tr11ops.operation import Hold
 from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown, known
 from tr11ops.training import TRAINING_PHASES
 from trainer.contract import EndMarker, Heartbeat
@@ -65,6 +66,16 @@ def stop_of(snapshot: Snapshot) -> KillSwitch | Unknown | None:
 
 def is_held(job: Job) -> bool:
     return job.reason.startswith(HELD_REASONS)
+
+
+def standing_holds(snapshot: Snapshot) -> tuple[Hold, ...]:
+    """What tr11 has held, by its records, and the queue still shows as held: a release by hand, or the end of the job,
+    is on no record. All that is on record where the queue cannot be seen."""
+    records = known(snapshot.holds, ())
+    if isinstance(snapshot.jobs, Unknown):
+        return records
+    held = {number for job in pending_jobs(snapshot) if is_held(job) for number in (job.array_id, job.raw_id)}
+    return tuple(entry for entry in records if entry.job in held)
 
 
 def is_dead(job: Job) -> bool:
@@ -309,10 +320,15 @@ def life_outside(snapshot: Snapshot) -> Life | None:
 
 def command(snapshot: Snapshot, words: str) -> str:
     """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
+    return command_for(snapshot.run.card, words)
+
+
+def command_for(card: str, words: str) -> str:
+    """The same for the card that a person named; "" where the folder's own card is meant."""
     parts = words.split(" ")
     name = 2 if parts[0] in COMMAND_GROUPS else 1
-    card = ["--run", shlex.quote(snapshot.run.card)] if snapshot.run.card else []
-    return " ".join(["tr11", *parts[:name], *card, *parts[name:]])
+    option = ["--run", shlex.quote(card)] if card else []
+    return " ".join(["tr11", *parts[:name], *option, *parts[name:]])
 
 
 def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:

@@ -14,6 +14,7 @@ import psutil
 
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
 from tr11ops.cluster.site import SiteRules
+from tr11ops.crontab.state import JobState, read_jobs
 from tr11ops.evidence import cause, read_exclusions
 from tr11ops.launch.archives import ArchiveFacts, look_at_archives
 from tr11ops.launch.chain import Chain
@@ -133,6 +134,7 @@ class LaunchFacts:
     holder: Observed[Holder | None] = None  # the living trainer that holds the run's lease
     without_maps: Observed[tuple[str, ...]] = ()
     archives: Observed[tuple[ArchiveFacts, ...]] = ()
+    periodic_jobs: Observed[tuple[JobState, ...]] = ()  # that ever ran for the run
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
@@ -188,6 +190,7 @@ def observe_launch(
         holder=_observed(lambda: read_holder(directory.paths, now())),
         without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
         archives=_observed(lambda: look_at_archives(card)),
+        periodic_jobs=read_jobs(directory),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
     )
 

@@ -14,6 +14,7 @@ from tr11ops.launch.place import base_checks
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
+from tr11ops.launch.watching import watching_checks
 from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory, Submission, new_tag
 from tr11ops.slurm_syntax import ArraySpec
@@ -73,6 +74,8 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
         job.request, array=str(job.array) if chain.kind == "array" else None, tasks=chain.tasks, chain=chain
     )
     checks = [*base_checks(job.base, job.directory), *preflight(job.card, job.directory, request, facts)]
+    if job.card.rehearsal is None:
+        checks += watching_checks(job.card, facts.periodic_jobs, facts.time)
     plan: LaunchPlan | None = None
     rows: tuple[tuple[str, str], ...] = ()
     if not verdict(checks):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
+import textwrap
 from collections.abc import Mapping
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 INFO, WARNING, ERROR, CRITICAL = 20, 30, 40, 50
+INDENT = "    "  # of the lines that a long one is folded into
+NARROWEST = 20  # characters; less is not folded for
 
 PREFIX = re.compile(r"^(?:\[default\d+\]:|\s*\d+: )")  # torchrun's, or srun's --label
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
@@ -46,6 +49,16 @@ _WARNING = re.compile(r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection
 def plain(line: str) -> str:
     """The line without escapes and other characters that a terminal obeys; tabs stay."""
     return _CONTROL.sub("", _ESCAPE.sub("", _last_overprint(line)))
+
+
+def folded(line: str, width: int) -> str:
+    """The line in as many as it takes, broken between words, each but the first indented; one with colours as it is."""
+    if len(line) <= width or width < NARROWEST or "\x1b" in line:
+        return line
+    parts = textwrap.wrap(
+        line, width, subsequent_indent=INDENT, replace_whitespace=False, break_on_hyphens=False, tabsize=4
+    )
+    return "\n".join(parts) or line
 
 
 def coloured(line: str) -> str:

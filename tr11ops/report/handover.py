@@ -280,10 +280,12 @@ def _value(value: Any) -> str:
 # ----------------------------------------------------------------------------- what is open
 def _open(material: Material) -> Iterator[Happened]:
     snapshot, alerts = material.snapshot, material.surroundings.alerts
-    yield from _alerts(snapshot, known(alerts, ()))
+    yield from _alerts(snapshot, material.findings, known(alerts, ()))
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
-    for hold in known(snapshot.holds, ()):
-        words = f"job {hold.job} is held (`{signs.command(snapshot, 'resume')}` releases it)"
+    seen = not isinstance(snapshot.jobs, Unknown)
+    for hold in signs.standing_holds(snapshot):
+        is_held = "is held" if seen else "was held, and whether it still is cannot be seen"
+        words = f"job {hold.job} {is_held} (`{signs.command(snapshot, 'resume')}` releases it)"
         yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
     switch = snapshot.kill_switch
     if switch is not None and not isinstance(switch, Unknown):
@@ -294,8 +296,13 @@ def _open(material: Material) -> Iterator[Happened]:
     yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
 
 
-def _alerts(snapshot: Snapshot, alerts: Iterable[Alert]) -> Iterator[Happened]:
-    now = snapshot.time
+def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Alert]) -> Iterator[Happened]:
+    """The open alerts. One whose fault this very look does not find any more is open until the watchdog has looked."""
+    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.detect.registry import blind
+
+    now, unjudged = snapshot.time, blind(snapshot)
+    found = {fingerprint(finding.detector, finding.identity) for finding in findings}
     for alert in alerts:
         owner = alert.owner or alert.acknowledged_by
         take = signs.command(snapshot, f"alerts ack {alert.fingerprint}")
@@ -303,7 +310,9 @@ def _alerts(snapshot: Snapshot, alerts: Iterable[Alert]) -> Iterator[Happened]:
         snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
         quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
         page = f", runbook {alert.runbook}" if alert.runbook else ""
-        yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}; {has}{quiet}{page}")
+        gone = alert.fingerprint not in found and alert.detector not in unjudged
+        over = ", not found by this look" if gone else ""
+        yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
 
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:

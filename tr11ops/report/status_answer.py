@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import signs
-from tr11ops.detect.cron_dead import BY_HAND, is_overdue
+from tr11ops.detect.cron_dead import ALONE, watchdog_fault
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.periodic_job_failed import WATCHDOG, is_wanted
+from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.report.status_forecast import end_of
 from tr11ops.report.status_surroundings import Surroundings
 from tr11ops.snapshot import KillSwitch, Snapshot, Unknown, known
@@ -25,7 +25,7 @@ PERSON = "Do not sleep: a person is needed"
 DONE = "Nothing is left to train"
 NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED = "watchdog", "recipients", "queue", "resume"
 NEEDS = {  # each kind of need, in words that name nobody: what is published says them too
-    NO_WATCHDOG: "no watchdog looks at the run",
+    NO_WATCHDOG: ALONE,
     NO_RECIPIENTS: "no one would be told",
     SHORT_QUEUE: "the queue does not last the night",
     STOPPED: "nothing trains until it is resumed",
@@ -114,7 +114,7 @@ def published_answer(may_sleep: bool | None, word: Word, kinds: Iterable[str]) -
 
 # ----------------------------------------------------------------------------- what is missing
 def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
-    fault = watchdog_fault(snapshot)
+    fault = watchdog_missing(snapshot)
     if fault:
         yield Need(NO_WATCHDOG, fault, signs.command(snapshot, "cron install"))
     if not snapshot.run.operation.has_recipients:
@@ -128,17 +128,10 @@ def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
             yield Need(SHORT_QUEUE, short, signs.launch_more(snapshot))
 
 
-def watchdog_fault(snapshot: Snapshot) -> str:
-    """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on record, it did not fail,
-    and by its own interval the next one is not overdue. A look that a person made is no watchdog."""
-    jobs = [job for job in known(snapshot.periodic_jobs, ()) if job.name == WATCHDOG and is_wanted(snapshot, job)]
-    if not jobs or jobs[0].way in BY_HAND:
-        return NEEDS[NO_WATCHDOG]
-    watchdog = jobs[0]
-    if is_overdue(watchdog, snapshot.time):
-        since, every = duration(snapshot.time - watchdog.started), duration(watchdog.interval_seconds)
-        return f"the watchdog has not looked for {since} (due every {every})"
-    return "the watchdog's last look failed" if watchdog.failures_in_a_row else ""
+def watchdog_missing(snapshot: Snapshot) -> str:
+    """Why nothing looks at the run regularly; "" where a watchdog lives."""
+    jobs = (job for job in known(snapshot.periodic_jobs, ()) if is_wanted(snapshot, job))
+    return watchdog_fault(jobs, snapshot.time)
 
 
 def _short_queue(snapshot: Snapshot, surroundings: Surroundings) -> str:

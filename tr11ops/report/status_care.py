@@ -15,7 +15,7 @@ from tr11ops.detect.finding import Severity
 from tr11ops.detect.nodes_left import bad_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.operation import CopyStatus
-from tr11ops.report.status_answer import watchdog_fault
+from tr11ops.report.status_answer import watchdog_missing
 from tr11ops.report.status_surroundings import SYNC, Surroundings, node_use
 from tr11ops.snapshot import Exclusion, Observed, Snapshot, Unknown, known
 from tr11ops.units import duration
@@ -208,7 +208,7 @@ def alerts(snapshot: Snapshot, seen: Observed[tuple[Alert, ...]]) -> Iterator[Ro
         yield "alerts", f"unknown: {seen.why}", "magenta"
         return
     if not seen:
-        fault = "" if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_fault(snapshot)
+        fault = "" if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_missing(snapshot)
         yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):

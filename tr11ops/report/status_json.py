@@ -227,7 +227,7 @@ def _holds(snapshot: Snapshot) -> list[dict[str, Any]] | None:
         return None
     return [
         {"job": hold.job, "who": hold.who or None, "time": iso_time(hold.time), "why": hold.why or None}
-        for hold in snapshot.holds
+        for hold in signs.standing_holds(snapshot)
     ]
 
 

@@ -56,7 +56,7 @@ def test_set_twice_and_release_twice(bench: LocalBench) -> None:
     again = bench.kill("--release", "--json")
     assert (again.code, again.json["action"]) == (0, "not-set")
     kinds = [entry.kind for entry in read_journal(directory.journal).entries]
-    assert kinds == ["kill-switch-set", "kill-switch-released"]
+    assert kinds == ["kill-switch-set", "resumed"]
 
 
 def test_without_a_terminal_it_needs_yes_and_changes_nothing(bench: LocalBench) -> None:

@@ -34,6 +34,8 @@ DRY_RUN = """\
       ok  queue: nothing of this run is queued or running
       ok  checkpoints: none: the training starts from random weights
       ok  coverage: 3 x 1 min = 3 min; how long the run needs is not known before its first steps
+ warning  alerts: no one would be told of trouble; set alerts.recipients, alerts.rota or alerts.urls_file in the card
+ warning  watchdog: no watchdog looks at the run; `tr11 cron install` has one look
       ok  scheduler: local would take it (can run on 2 of the simulated nodes)
 
            run  small/main

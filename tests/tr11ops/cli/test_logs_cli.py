@@ -17,6 +17,8 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.test_launch_cli import run_directory
 from tests.tr11ops.logs.hub_server import Hub, serving
 from tests.tr11ops.status_cases import record
+from tr11ops.cli.logs_print import print_line
+from tr11ops.logs.lines import folded
 from tr11ops.logs.reader import BLOCK_BYTES
 from tr11ops.logs.show import Query
 from tr11ops.logs.sieve import Wanted
@@ -224,6 +226,29 @@ def test_escapes_are_not_printed(bench: LocalBench) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x1b[2J\x1b[31mred\x1b[0m\r\n")
     assert logs(bench).out == "red\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_long_line_is_folded_between_words_and_loses_none(width: int) -> None:
+    line = " iteration      129/  421 | consumed samples:        2056 | lm loss: 5.410500E+00 | grad norm: 0.910 | " * 3
+    shown = folded(line, width).splitlines()
+    assert len(shown) > 1 and all(len(part) <= width for part in shown)
+    assert all(part.startswith("    ") for part in shown[1:])
+    assert "".join(" ".join(shown).split()) == "".join(line.split())
+    assert max(map(len, folded("x" * 500, width).splitlines())) <= width
+    assert folded("short", width) == "short" and folded("\x1b[31m" + line, width) == "\x1b[31m" + line
+
+
+def test_lines_are_folded_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "word " * 40
+    monkeypatch.setenv("COLUMNS", "60")
+    print_line(line, flush=True)
+    assert capsys.readouterr().out == line + "\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_line(line, flush=True)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 def test_filters_go_on_while_following(tmp_path: Path) -> None:

@@ -65,6 +65,61 @@ def test_what_waits_is_held_at_once_and_resume_releases_it_and_nothing_else(benc
     assert kinds[-3:] == ["kill-switch-set", "held", "resumed"]
 
 
+def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    bench.block()
+    bench.launch("--array", "1-3")
+    killed = tr11(bench, "kill", "--yes")
+    assert held(bench) == ["2_[1-3%1]"] and f"to let it go on: tr11 resume --run {bench.card}" in killed.err
+    done = tr11(bench, "kill", "--release", "--yes", "--json")
+    assert (done.code, done.json["action"], done.json["released"], done.json["missing"]) == (0, "released", ["2"], None)
+    assert held(bench) == [] and not directory.kill_switch_is_set() and held_by_tr11(directory) == frozenset()
+    assert "next:       2_[1-3%1], as soon as nodes are free" in done.err
+
+
+def test_pause_too_is_released_by_either_command(bench: LocalBench) -> None:
+    bench.block()
+    bench.launch("--array", "1-3")
+    assert f"to let it go on: tr11 resume --run {bench.card}" in tr11(bench, "pause", "--yes").err
+    assert tr11(bench, "kill", "--release", "--yes").code == 0
+    assert held(bench) == [] and not run_directory(bench).paths.pause.exists()
+
+
+@pytest.mark.parametrize("words", [("resume", "--yes"), ("kill", "--release", "--yes")])
+def test_what_only_another_may_release_is_no_success(bench: LocalBench, words: tuple[str, ...]) -> None:
+    directory = run_directory(bench)
+    bench.block()
+    foreign = bench.submit("true", 1, "small", directory.comment("20260101-000000-00000000"))
+    bench.scheduler.hold(foreign)
+    directory.set_kill_switch({})
+    done = tr11(bench, *words)
+    assert done.code == 1 and f"nothing starts: job {foreign} stays held" in done.err
+    assert not directory.kill_switch_is_set()
+    assert tr11(bench, *words).code == 1  # and as long as that is so
+
+
+def test_a_silent_scheduler_leaves_what_is_held_and_says_so(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(self: object, name: str | None = None) -> tuple[Job, ...]:
+        raise SchedulerError("no answer")
+
+    bench.block()
+    bench.launch("--array", "1-3")
+    tr11(bench, "kill", "--yes")
+    with monkeypatch.context() as patched:
+        patched.setattr("tr11ops.cluster.local.LocalScheduler.jobs", silent)
+        done = tr11(bench, "kill", "--release", "--yes")
+    assert done.code == 3 and "job 2 may still be held: type this again" in done.err
+    assert tr11(bench, "kill", "--release", "--yes").code == 0 and held(bench) == []
+
+
+def test_a_switch_from_before_the_first_launch_can_be_released(bench: LocalBench) -> None:
+    switch = bench.folder / "stop-all"
+    switch.touch()
+    option = ("--set", f"run.kill_switch={switch}")
+    assert tr11(bench, "resume", "--yes", *option).code == 0 and not switch.exists()
+    assert not run_directory(bench).root.exists()
+
+
 def test_a_dry_run_of_an_end_at_once_says_what_would_be_lost(bench: LocalBench) -> None:
     directory = run_directory(bench)
     write_checkpoint(directory.paths.checkpoints, 40)

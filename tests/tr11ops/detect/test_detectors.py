@@ -404,7 +404,7 @@ def test_a_run_that_is_down_is_launched_as_before_or_looked_into(
 
 FIELDS = [
     "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions", "phases",
-    "events", "logs", "node_warnings",
+    "events", "logs", "node_warnings", "periodic_jobs",
 ]  # fmt: skip
 
 

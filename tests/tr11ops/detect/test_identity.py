@@ -47,7 +47,7 @@ IDENTITY = {  # what of a finding is its identity
     "filesystem-full": "file system, or folder",
     "filesystem-filling": "file system",
     "purge-near": "kind of files",
-    "exclusion-cap": ONE,
+    "exclusion-cap": "nothing for the cap, the node for a bad one that it leaves in use",
     "exclusion-due": ONE,
     "periodic-job-failed": "periodic job",
     "cron-dead": "chain, or the way that jobs are run",
@@ -70,7 +70,8 @@ def test_every_detector_says_what_its_identity_is() -> None:
     for finding in (finding for case in CASES for finding in detect_all(case)):
         named.setdefault(finding.detector, set()).add(bool(finding.identity))
         assert "" not in finding.identity
-    named.pop("kill-switch-left-on")
+    for both in ("kill-switch-left-on", "exclusion-cap"):
+        assert named.pop(both) == {False, True}
     assert named == {name: {IDENTITY[name] != ONE} for name in named}
 
 
