@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from tr11ops.runcard_addresses import expand_addresses
-from tr11ops.runcard_checks import operation_problems
+from tr11ops.runcard_checks import operation_rules
 from tr11ops.runcard_copies import BackupSection, HubSection
 from tr11ops.runcard_find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard_load import (
@@ -27,13 +27,14 @@ from tr11ops.runcard_load import (
     read_tables,
     secret_values,
     unusable_values,
+    without,
 )
 from tr11ops.runcard_sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard_watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from tr11ops.slurm_syntax import ArraySpec, parse_array, parse_time_limit
-from trainer.config import CardError, Problem, TrainerConfig, validate
-from trainer.config_base import is_private
-from trainer.config_rules import cross_problems
+from trainer.config import CardError, Problem, TrainerConfig, derive_numbers, validate
+from trainer.config_base import is_private, salvage
+from trainer.config_rules import cross_rules
 from trainer.schedule import batch_size_at, path_of
 
 __all__ = [
@@ -207,13 +208,15 @@ def load_with_base(
     """
     source, current = str(path), directory or Path.cwd()
     variables = environment or {}
-    tables = read_tables(path)
-    _raise_if(unusable_values(tables, SHELL_KEYS), source)
-    tables, problems = apply_overrides(tables, overrides, RunCard)
-    _raise_if(unusable_values(tables, SHELL_KEYS), source)
+    problems: list[Problem] = []
+    tables = _usable(read_tables(path), problems)
+    tables, wrong = apply_overrides(tables, overrides, RunCard)
+    problems += wrong
+    tables = _usable(tables, problems)
     tables, empty = expand_addresses(tables, variables, keep_undefined)
     tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
-    problems += empty + undefined + unusable_values(tables, SHELL_KEYS)
+    problems += empty + undefined
+    tables = _usable(tables, problems)
     problems += secret_values(tables, SECRET_FILE_KEYS)
     base, typed = base_of(path, tables, current), overridden_keys(overrides)
     tables = make_absolute(
@@ -222,17 +225,41 @@ def load_with_base(
     return LoadedCard(_checked(tables, problems, source), base)
 
 
+def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The tables without the keys that hold what no schema should meet; these are added to `problems`."""
+    found = unusable_values(tables, SHELL_KEYS)
+    problems += found
+    return without(tables, {tuple(problem.key.split(".")[:2]) for problem in found})
+
+
 def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) -> RunCard:
+    """The card, when there are no `problems` so far and it breaks no rule. Raises CardError with all that is wrong.
+
+    A card with faulty keys is judged by all rules that do not need these.
+    """
     try:
         card = validate(RunCard, tables, source)
     except CardError as error:
         named = [f"{problem.key}." for problem in problems]
         fresh = [fault for fault in error.problems if not any(key.startswith(f"{fault.key}.") for key in named)]
-        _raise_if([*problems, *fresh], source)
+        faulty = {tuple(problem.key.split(".")) for problem in (*problems, *error.problems)}
+        partly = salvage(RunCard, derive_numbers(tables), faulty)
+        _raise_if([*problems, *fresh, *_broken_rules(partly, is_whole=False)], source)
         raise
-    found = [*problems, *cross_problems(card, card.world_size), *operation_problems(card)]
-    _raise_if(found, source)
+    _raise_if([*problems, *_broken_rules(card, is_whole=True)], source)
     return card
+
+
+def _broken_rules(card: RunCard, is_whole: bool) -> list[Problem]:
+    found: list[Problem] = []
+    for rule in (*cross_rules(card, lambda: card.world_size), *operation_rules(card)):
+        try:
+            for problem in rule():
+                found.append(problem)
+        except AttributeError:  # it reads a key that is not sound
+            if is_whole:
+                raise
+    return found
 
 
 def _raise_if(problems: Sequence[Problem], source: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.slurm_syntax import parse_time_limit
 from trainer.config import Problem
 from trainer.config_base import has_secret
+from trainer.config_rules import Rule
 from trainer.model.devices import device_peak
 
 if TYPE_CHECKING:
@@ -28,24 +29,29 @@ def is_secret(name: str, value: str) -> bool:
     return has_secret(value) or (_SECRET_NAME.search(name) is not None and not value.startswith("/"))
 
 
-def operation_problems(card: RunCard) -> list[Problem]:
-    """Everything that refuses the card beyond `trainer.config_rules.cross_problems`. Empty when all holds."""
-    problems = _worker_problems(card) + _environment_problems(card) + _alert_problems(card)
-    try:
-        limit = parse_time_limit(card.slurm.time_limit)
-    except ValueError as error:
-        return [*problems, Problem("slurm.time_limit", card.slurm.time_limit, str(error), 'write "100:00:00"')]
-    minutes = card.run.exit_duration_minutes
+def operation_rules(card: RunCard) -> tuple[Rule, ...]:
+    """What refuses the card beyond `trainer.config_rules.cross_rules`, one by one."""
+    return (
+        lambda: _worker_problems(card),
+        lambda: _environment_problems(card),
+        lambda: _alert_problems(card),
+        lambda: _exit_problems(card),
+        lambda: _signal_problems(card),
+    )
+
+
+def _exit_problems(card: RunCard) -> Iterator[Problem]:
+    minutes, limit = card.run.exit_duration_minutes, card.time_limit_seconds
     if minutes is not None and minutes * 60 >= limit:
         rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
-        problems.append(
-            Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
-        )
-    early = card.slurm.signal_seconds_before_limit
+        yield Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
+
+
+def _signal_problems(card: RunCard) -> Iterator[Problem]:
+    early, limit = card.slurm.signal_seconds_before_limit, card.time_limit_seconds
     if early is not None and early >= limit:
         rule = f"must be below slurm.time_limit ({limit} seconds)"
-        problems.append(Problem("slurm.signal_seconds_before_limit", early, rule, "lower it"))
-    return problems
+        yield Problem("slurm.signal_seconds_before_limit", early, rule, "lower it")
 
 
 def card_warnings(card: RunCard) -> list[Problem]:

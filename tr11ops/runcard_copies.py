@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tr11ops.runcard_sections import Word
-from tr11ops.slurm_syntax import parse_time_limit
+from tr11ops.slurm_syntax import TimeLimit
 from trainer.config import Section
 
 # \w is all of Unicode, which costs 70 ms in each start of a command
@@ -106,13 +106,7 @@ class BackupSection(Section):
     account: Word | None = Field(default=None, description="who pays for it; default: [cron] account")
     constraint: Word | None = Field(default=None, description="node feature asked for; default: [cron] constraint")
     quality_of_service: Word | None = Field(default=None, description="QoS; default: [cron] quality_of_service")
-    time_limit: str = Field(default="20:00:00", description="of a round that is a job")
-
-    @field_validator("time_limit")
-    @classmethod
-    def _is_time_limit(cls, limit: str) -> str:
-        parse_time_limit(limit)
-        return limit
+    time_limit: TimeLimit = Field(default="20:00:00", description="of a round that is a job")
 
     @field_validator("options")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -99,6 +99,17 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
         if len(key) >= DEEPEST:
             problems.append(Problem(dotted(key[:3]), None, "is nested too deeply", "see docs/run-card.md"))
     return problems
+
+
+def without(tables: Mapping[str, Any], keys: Collection[Key]) -> dict[str, Any]:
+    """A copy of `tables` without the sections (keys of one part) and keys of sections (two parts) that are named."""
+    return {
+        name: {key: item for key, item in table.items() if (name, key) not in keys}
+        if isinstance(table, dict)
+        else table
+        for name, table in tables.items()
+        if (name,) not in keys
+    }
 
 
 def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[Problem]:

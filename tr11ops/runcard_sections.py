@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tr11ops.slurm_syntax import TimeLimit
 from trainer.config import Section
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]  # safe on an #SBATCH line
@@ -37,7 +38,7 @@ class SlurmSection(Section):
         default=None, description="Slurm's --hint: nomultithread gives physical cores only"
     )
     cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
-    time_limit: str = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
+    time_limit: TimeLimit = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
     signal_seconds_before_limit: int | None = Field(
         default=None,
         gt=0,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tr11ops.runcard_sections import Word
+from tr11ops.slurm_syntax import TimeLimit
 from trainer.config import Section
 
 MailAddress = Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")]
@@ -114,8 +115,8 @@ class CronSection(Section):
     account: Word | None = Field(default=None, description="who pays for them")
     constraint: Word | None = Field(default=None, description="node feature asked for")
     quality_of_service: Word | None = Field(default=None, description="QoS")
-    hourly_time_limit: str = Field(default="00:30:00", description="of one round of the hourly jobs")
-    daily_time_limit: str = Field(default="02:00:00", description="of one round of the daily jobs")
+    hourly_time_limit: TimeLimit = Field(default="00:30:00", description="of one round of the hourly jobs")
+    daily_time_limit: TimeLimit = Field(default="02:00:00", description="of one round of the daily jobs")
     daily_time: str = Field(
         default="04:00",
         pattern=r"^([01]\d|2[0-3]):[0-5]\d$",

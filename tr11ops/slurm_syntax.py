@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from trainer.config import CardError, Problem
 
@@ -17,6 +21,13 @@ _TIME_FORMS = (
     re.compile(r"(?P<days>\d{1,9})-(?P<hours>\d{1,2})(?::(?P<minutes>\d{1,2})(?::(?P<seconds>\d{1,2}))?)?"),
 )
 _UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+_UNIT_WORDS = {
+    "days": ("d", "day", "days"),
+    "hours": ("h", "hr", "hrs", "hour", "hours"),
+    "minutes": ("m", "min", "mins", "minute", "minutes"),
+    "seconds": ("s", "sec", "secs", "second", "seconds"),
+}
+TIME_LIMIT_RULE = "a time limit is MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 
 
 def parse_time_limit(text: str) -> int:
@@ -31,7 +42,35 @@ def parse_time_limit(text: str) -> int:
             if seconds == 0:
                 raise ValueError("a time limit must be above zero")
             return seconds
-    raise ValueError("a time limit is MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS")
+    raise ValueError(TIME_LIMIT_RULE)
+
+
+def suggested_time_limit(text: str) -> str | None:
+    """What a span as people write it (20h, 2 days, 1h30m, 90 min) is as a time limit; None for anything else."""
+    parts = re.findall(r"(\d{1,6}(?:\.\d{1,3})?)\s*([a-z]+)", text.strip().lower()) if len(text) <= 60 else []
+    plain = re.sub(r"[\s,]+|and", "", text.lower())
+    seconds = 0.0
+    for number, word in parts:
+        unit = next((unit for unit in _UNIT_SECONDS if word in _UNIT_WORDS[unit]), None)
+        if unit is None:
+            return None
+        seconds += float(number) * _UNIT_SECONDS[unit]
+    if plain != "".join(number + word for number, word in parts) or seconds < 1:
+        return None
+    return format_time_limit(round(seconds))
+
+
+def checked_time_limit(text: str) -> str:
+    """A time limit as it is. Raises pydantic's error for what is none, with the way to write it."""
+    try:
+        parse_time_limit(text)
+    except ValueError as error:
+        fix = f'write "{suggested_time_limit(text) or "100:00:00"}"'
+        raise PydanticCustomError("time_limit", "{rule}", {"rule": str(error), "fix": fix}) from None
+    return text
+
+
+TimeLimit = Annotated[str, AfterValidator(checked_time_limit)]
 
 
 def format_time_limit(seconds: int) -> str:

@@ -37,7 +37,14 @@ from trainer.config_model import (
     PrecisionSection,
     TokenizerSection,
 )
-from trainer.config_run import CheckpointSection, DebugSection, LoggingSection, RecoverySection, RunSection
+from trainer.config_run import (
+    DEFAULT_INTERVAL_MINUTES,
+    CheckpointSection,
+    DebugSection,
+    LoggingSection,
+    RecoverySection,
+    RunSection,
+)
 from trainer.contract import RunPaths
 
 __all__ = [
@@ -79,7 +86,7 @@ class TrainerConfig(Section):
     schedule: ScheduleSection
     curriculum: CurriculumSection | None = None
     precision: PrecisionSection = PrecisionSection()
-    checkpoint: CheckpointSection
+    checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()
     data: DataSection
     tokenizer: TokenizerSection
@@ -90,7 +97,7 @@ class TrainerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _derive(cls, tables: Any) -> Any:
-        """Fill in the two required numbers that follow from others."""
+        """Fill in what follows from other keys, or from their absence."""
         return derive_numbers(tables) if isinstance(tables, Mapping) else tables
 
     @property
@@ -137,9 +144,13 @@ def derive_numbers(tables: Mapping[str, Any]) -> dict[str, Any]:
     """`tables` with batch.train_samples and tokenizer.padded_vocabulary_size filled in where others give them.
 
     train_samples = train_iterations x global_batch_size; the padded size is the vocabulary rounded up to a multiple of
-    divisible_by x parallel.tensor (Megatron's rule). Values of a wrong kind are left for the schema to refuse.
+    divisible_by x parallel.tensor (Megatron's rule). A card that does not say when to save saves by the clock.
+    Values of a wrong kind are left for the schema to refuse.
     """
     result = dict(tables)
+    checkpoint = tables.get("checkpoint", {})
+    if isinstance(checkpoint, Mapping) and checkpoint.get("interval") is checkpoint.get("interval_minutes") is None:
+        result["checkpoint"] = {**checkpoint, "interval_minutes": DEFAULT_INTERVAL_MINUTES}
     batch, tokenizer = _table(tables, "batch"), _table(tables, "tokenizer")
     if "train_samples" not in batch and _are_counts(batch, "train_iterations", "global_batch_size"):
         result["batch"] = {**batch, "train_samples": batch["train_iterations"] * batch["global_batch_size"]}

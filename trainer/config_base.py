@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -125,7 +125,7 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
     rule = entry["msg"][0].lower() + entry["msg"][1:]
     if entry["type"] == "string_pattern_mismatch":
         rule = f"must look like {context['pattern']} (a regular expression)"
-    fix = "change it in the card or with --set " + key + "=VALUE"
+    fix = context.get("fix") or "change it in the card or with --set " + key + "=VALUE"
     return Problem(key, value, rule, fix)
 
 
@@ -138,11 +138,9 @@ def is_private(schema: type[BaseModel], location: Iterable[Any]) -> bool:
             return False
         if not field.repr:
             return True
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
-        if not tables:
+        current = section_of(field.annotation)
+        if current is None:
             return False
-        current = tables[0]
     return False
 
 
@@ -150,13 +148,44 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
     """Names of the keys allowed in the table at `location`."""
     current: Any = schema
     for part in location:
-        annotation = current.model_fields[part].annotation if part in current.model_fields else None
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
-        if not tables:
+        current = section_of(current.model_fields[part].annotation) if part in current.model_fields else None
+        if current is None:
             return []
-        current = tables[0]
     return list(current.model_fields)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key of this type holds, also where it may be left out or there may be several; else None."""
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collection[tuple[str, ...]]) -> SectionType:
+    """What is sound of `value`, for rules that need no more: to read a key below `faulty`, or a missing one, raises
+    AttributeError. `faulty` must name everything that `validate` refuses."""
+    found: dict[str, Any] = {}
+    for name, field in schema.model_fields.items():
+        inner = {key[1:] for key in faulty if key[:1] == (name,)}
+        section = section_of(field.annotation)
+        if () in inner or (name not in value and field.is_required()):
+            continue
+        if name not in value:
+            found[name] = field.get_default(call_default_factory=True)
+        elif section is not None and isinstance(value[name], Mapping):
+            found[name] = salvage(section, value[name], inner)
+        elif not inner:
+            found[name] = value[name] if section is None else _sections(section, value[name])
+    made = schema.model_construct(**found)
+    for name in set(schema.model_fields) - set(found):
+        vars(made).pop(name, None)
+    return made
+
+
+def _sections(schema: type[BaseModel], value: Any) -> Any:
+    """A list of tables as the schema has it; anything else, such as a section that is one already, as it is."""
+    if not isinstance(value, list):
+        return value
+    return [schema.model_validate(item) if isinstance(item, Mapping) else item for item in value]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

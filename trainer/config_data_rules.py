@@ -117,11 +117,8 @@ def tokenizer_problems(config: TrainerConfig) -> list[Problem]:
 
 
 def checkpoint_problems(config: TrainerConfig) -> list[Problem]:
-    """A training that would never save, and keys without the one that they belong to."""
+    """Keys without the one that they belong to."""
     checkpoint, problems = config.checkpoint, []
-    if checkpoint.interval is None and checkpoint.interval_minutes is None:
-        rule = "is missing, and checkpoint.interval_minutes too: nothing would be saved before the end"
-        problems.append(Problem("checkpoint.interval", None, rule, "set one of the two"))
     if checkpoint.finetune and checkpoint.load is None:
         rule = "needs checkpoint.load: what it starts from"
         problems.append(Problem("checkpoint.finetune", True, rule, "name the folder of checkpoints"))

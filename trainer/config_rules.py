@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from trainer.config import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
 from trainer.config_data_rules import (
@@ -20,101 +21,90 @@ from trainer.config_schedule_rules import (
     skip_problems,
 )
 
+Rule: TypeAlias = Callable[[], Iterable[Problem]]
+
 
 def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
     """Rules that span several keys, for `world_size` workers. Empty when all hold."""
-    problems: list[Problem] = []
+    return [problem for rule in cross_rules(config, lambda: world_size) for problem in rule()]
 
-    def refuse(key: str, value: Any, rule: str, fix: str) -> None:
-        problems.append(Problem(key, value, rule, fix))
 
-    model, batch, parallel = config.model, config.batch, config.parallel
+def cross_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[Rule, ...]:
+    """The same one by one, so that those can be asked that need nothing of what a faulty card lacks."""
+    return (
+        lambda: _width_problems(config),
+        lambda: _vocabulary_problems(config),
+        lambda: _position_problems(config),
+        lambda: _sharing_problems(config),
+        lambda: _stage_problems(config),
+        lambda: _world_problems(config, world_size()),
+        lambda: batch_problems(config.batch, config.data_parallel(world_size()) or 1),
+        lambda: _order_problems(config),
+        lambda: schedule_problems(config),
+        lambda: curriculum_problems(config),
+        lambda: skip_problems(config),
+        lambda: recovery_problems(config),
+        lambda: data_problems(config),
+        lambda: tokenizer_problems(config),
+        lambda: checkpoint_problems(config),
+        lambda: precision_problems(config),
+        lambda: debug_problems(config),
+    )
+
+
+def _width_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model, tensor = config.model, config.parallel.tensor
     if model.kv_channels is None and model.hidden_size % model.attention_heads:
         near = _multiples(model.hidden_size, model.attention_heads)
-        refuse(
-            "model.hidden_size",
-            model.hidden_size,
-            f"must be divisible by model.attention_heads ({model.attention_heads})",
-            f"use {near}",
-        )
-    if model.attention_heads % parallel.tensor:
-        refuse(
-            "parallel.tensor",
-            parallel.tensor,
-            f"must divide model.attention_heads ({model.attention_heads})",
-            "choose a divisor of it",
-        )
-    if model.ffn % parallel.tensor:
-        refuse(
-            "parallel.tensor",
-            parallel.tensor,
-            f"must divide model.ffn_hidden_size ({model.ffn})",
-            "choose a divisor of it",
-        )
-    vocabulary = config.tokenizer.padded_vocabulary_size
-    if vocabulary % parallel.tensor:
-        near = _multiples(vocabulary, parallel.tensor)
-        refuse(
-            "tokenizer.padded_vocabulary_size",
-            vocabulary,
-            f"must be divisible by parallel.tensor ({parallel.tensor})",
-            f"use {near}",
-        )
+        rule = f"must be divisible by model.attention_heads ({model.attention_heads})"
+        yield Problem("model.hidden_size", model.hidden_size, rule, f"use {near}")
+    if model.attention_heads % tensor:
+        rule = f"must divide model.attention_heads ({model.attention_heads})"
+        yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+    if model.ffn % tensor:
+        rule = f"must divide model.ffn_hidden_size ({model.ffn})"
+        yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+
+
+def _vocabulary_problems(config: TrainerConfig) -> Iterator[Problem]:
+    vocabulary, tensor = config.tokenizer.padded_vocabulary_size, config.parallel.tensor
+    if vocabulary % tensor:
+        rule = f"must be divisible by parallel.tensor ({tensor})"
+        yield Problem("tokenizer.padded_vocabulary_size", vocabulary, rule, f"use {_multiples(vocabulary, tensor)}")
+
+
+def _position_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model = config.model
     if model.position_embedding == "rotary":
-        if model.max_position_embeddings is not None:
-            refuse(
-                "model.max_position_embeddings",
-                model.max_position_embeddings,
-                "has no meaning with rotary positions",
-                "leave it out",
-            )
+        most = model.max_position_embeddings
+        if most is not None:
+            yield Problem("model.max_position_embeddings", most, "has no meaning with rotary positions", "leave it out")
         if model.head_size % 2:
-            refuse("model.kv_channels", model.head_size, "must be even with rotary positions", "use an even head size")
+            rule = "must be even with rotary positions"
+            yield Problem("model.kv_channels", model.head_size, rule, "use an even head size")
     elif model.positions < model.sequence_length:
-        refuse(
-            "model.max_position_embeddings",
-            model.positions,
-            f"must be at least model.sequence_length ({model.sequence_length})",
-            "raise it or leave it out",
-        )
+        rule = f"must be at least model.sequence_length ({model.sequence_length})"
+        yield Problem("model.max_position_embeddings", model.positions, rule, "raise it or leave it out")
+
+
+def _sharing_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model, parallel = config.model, config.parallel
     if parallel.sequence_parallel and model.sequence_length % parallel.tensor:
-        refuse(
-            "model.sequence_length",
-            model.sequence_length,
-            f"must be divisible by parallel.tensor ({parallel.tensor}) with parallel.sequence_parallel",
-            f"use {_multiples(model.sequence_length, parallel.tensor)}",
-        )
+        rule = f"must be divisible by parallel.tensor ({parallel.tensor}) with parallel.sequence_parallel"
+        fix = f"use {_multiples(model.sequence_length, parallel.tensor)}"
+        yield Problem("model.sequence_length", model.sequence_length, rule, fix)
     if model.partition_activations and parallel.sequence_parallel:
-        refuse(
-            "model.partition_activations",
-            True,
-            "is already done by parallel.sequence_parallel",
-            "keep one of the two",
-        )
+        rule = "is already done by parallel.sequence_parallel"
+        yield Problem("model.partition_activations", True, rule, "keep one of the two")
     if model.partition_activations and not model.activation_checkpointing:
-        refuse(
-            "model.partition_activations", True, "needs model.activation_checkpointing", "switch that on, or this off"
-        )
-    problems += _stage_problems(config)
-    problems += _world_problems(config, world_size)
-    problems += batch_problems(batch, config.data_parallel(world_size) or 1)
-    if batch.micro_batch_ramp and config.data.order == "cyclic":
-        refuse(
-            "batch.micro_batch_ramp",
-            None,
-            "changes the order of the data with data.order = cyclic",
-            'set data.order = "single", or leave it out',
-        )
-    problems += schedule_problems(config)
-    problems += curriculum_problems(config)
-    problems += skip_problems(config)
-    problems += recovery_problems(config)
-    problems += data_problems(config)
-    problems += tokenizer_problems(config)
-    problems += checkpoint_problems(config)
-    problems += precision_problems(config)
-    problems += debug_problems(config)
-    return problems
+        rule = "needs model.activation_checkpointing"
+        yield Problem("model.partition_activations", True, rule, "switch that on, or this off")
+
+
+def _order_problems(config: TrainerConfig) -> Iterator[Problem]:
+    if config.batch.micro_batch_ramp and config.data.order == "cyclic":
+        rule = "changes the order of the data with data.order = cyclic"
+        yield Problem("batch.micro_batch_ramp", None, rule, 'set data.order = "single", or leave it out')
 
 
 def _multiples(value: int, factor: int) -> str:

@@ -29,12 +29,18 @@ class RunSection(Section):
     expect_resume: bool = Field(default=False, description="refuse to start from random weights")
 
 
+DEFAULT_INTERVAL_MINUTES = 60.0
+
+
 class CheckpointSection(Section):
-    """[checkpoint]: when to save and how, and where a training starts from."""
+    """[checkpoint]: when to save and how, and where a training starts from. May be left out."""
 
     interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS, description="save every this many iterations")
     interval_minutes: float | None = Field(
-        default=None, gt=0, le=10**6, description="save this long after the last save; this, interval, or both"
+        default=None,
+        gt=0,
+        le=10**6,
+        description="save this long after the last save; this, interval, or both; 60 where neither is given",
     )
     format: Literal["tr11", "deepspeed"] = Field(
         default="tr11", description="topology-free, or the layout of Megatron-DeepSpeed; both are always read"

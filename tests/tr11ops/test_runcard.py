@@ -222,10 +222,60 @@ def test_all_faults_at_once() -> None:
         load_card(SMALL, overrides, {})
     assert [problem.key for problem in caught.value.problems] == [
         "slurm.nods",
+        "slurm.time_limit",
         "model.hidden_size",
         "data.split",
-        "slurm.time_limit",
     ]
+
+
+def test_a_key_of_the_wrong_kind_hides_no_rule_that_does_not_need_it(tmp_path: Path) -> None:
+    """Kinds, unknown keys, values no schema should meet, missing keys, and rules between keys: all in one go."""
+    card = tmp_path / "card.toml"
+    text = SMALL.read_text().replace("[schedule]", "[x]")
+    card.write_text(text + '[logging]\ninterval = "often"\ntensorboard_queue = 99999999999999999999\n')
+    with pytest.raises(CardError) as caught:
+        load_card(card, ["model.hidden_size=130", "slurm.nodes=many", "data.weights=[1, 2]"], {})
+    lines = str(caught.value).replace(f"{card}: ", "").splitlines()
+    keys = [line.split(":")[0].split(" =")[0] for line in lines]
+    assert keys == [
+        "logging.tensorboard_queue", "schedule", "logging.interval", "slurm.nodes", "x", "model.hidden_size",
+        "data.weights",
+    ]  # fmt: skip
+    assert "is required and missing" in lines[1]
+
+
+def test_rules_that_need_a_faulty_key_say_nothing(tmp_path: Path) -> None:
+    """What follows from a wrong number is not told: it may be right when the number is."""
+    with pytest.raises(CardError) as caught:
+        load_card(SMALL, ["model.attention_heads=0", "model.hidden_size=131", "slurm.workers_per_node=-1"], {})
+    assert [problem.key for problem in caught.value.problems] == ["model.attention_heads", "slurm.workers_per_node"]
+
+
+@pytest.mark.parametrize(
+    "key", ["slurm.time_limit", "backup.time_limit", "cron.hourly_time_limit", "cron.daily_time_limit"]
+)
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("20h", "20:00:00"), ("2 days", "48:00:00"), ("90m", "01:30:00"), ("1h30m", "01:30:00"), ("1.5 h", "01:30:00"),
+        ("1 day and 12 hours", "36:00:00"), ("45 s", "00:00:45"), ("soon", "100:00:00"), ("5 parsecs", "100:00:00"),
+        ("1h x", "100:00:00"), ("0h", "100:00:00"),
+    ],
+)  # fmt: skip
+def test_a_span_as_people_write_it_is_suggested_as_slurm_does(key: str, text: str, written: str) -> None:
+    shown = "MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+    assert fault(f"{key}={text}") == f'{key} = {text!r}: a time limit is {shown}; write "{written}"'
+
+
+def test_a_card_need_not_say_when_to_save(tmp_path: Path) -> None:
+    card = tmp_path / "card.toml"
+    card.write_text(SMALL.read_text().replace("[checkpoint]\ninterval = ", "[debug]\n# "))
+    assert "[checkpoint]" not in card.read_text()
+    found = load_card(card)
+    assert (found.checkpoint.interval, found.checkpoint.interval_minutes) == (None, 60)
+    assert card_from_resolved(resolved(found), "resolved") == found
+    assert load_card(SMALL, ["checkpoint.interval=none"]).checkpoint.interval_minutes == 60
+    assert load_card(SMALL).checkpoint.interval_minutes is None
 
 
 def test_files_that_are_no_cards(tmp_path: Path) -> None:

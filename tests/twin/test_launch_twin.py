@@ -69,7 +69,7 @@ def test_an_array_is_submitted_once_and_queued_behind(
     assert job.raw_id == done["job_id"] and job.pending_tasks == (1, 2, 3) and job.excluded == (nodes[0],)
     assert job.comment == done["plan"]["comment"] and job.time_limit_seconds == 600
     again = launch(capsys, "--array", "1-3")
-    assert again[0] == 1 and f"queue behind it with `--after {job.raw_id}`" in again[2]
+    assert again[0] == 1 and f"queue behind it with `--after {job.raw_id}`" in again[1]
     behind = launch(capsys, "--array", "1-2", "--after", str(job.raw_id), "--json")
     assert behind[0] == 0, behind
     second = next(found for found in living(slurm, "small") if found.raw_id == json.loads(behind[1])["job_id"])
@@ -79,8 +79,8 @@ def test_an_array_is_submitted_once_and_queued_behind(
 
 
 def test_slurms_own_refusals(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = launch(capsys, "--set", "slurm.constraint=no-such-feature")
-    assert code == 1 and "slurm refuses it" in err
+    code, out, _ = launch(capsys, "--set", "slurm.constraint=no-such-feature")
+    assert code == 1 and "slurm refuses it" in out
     assert launch(capsys, "--exclude", "stranger[1-2]")[0] == 2
     assert launch(capsys, "--set", "slurm.partition=no-such")[0] == 2
     assert not (place / "run").exists()
@@ -158,8 +158,8 @@ def test_a_controller_frozen_while_it_is_sent_to_never_gives_two_jobs(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     for _ in range(2):  # and again, once it does
-        code, _, err = launch(capsys, "--array", "1-3", *(word for value in words for word in ("--set", value)))
-        assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in err
+        code, out, _ = launch(capsys, "--array", "1-3", *(word for value in words for word in ("--set", value)))
+        assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in out
     assert [entry.raw_id for entry in living(slurm, "small")] == [found[0].raw_id]  # a second one would wait too
     assert [entry.job_id for entry in job.directory.read_submissions()] == [None]
     behind = launch(capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value)))
