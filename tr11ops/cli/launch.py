@@ -128,6 +128,8 @@ def launch(
     more = {} if main is None else {"differences": differences_value(main, job.card)}
     view = check_launch(job)
     show_view(view, dry_run, as_json)
+    if view.exit_code and not as_json:
+        _show_first_data(job)
     if view.exit_code:
         raise typer.Exit(view.exit_code)
     if dry_run:
@@ -241,6 +243,21 @@ def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
         typer.echo("\nnothing was submitted (--dry-run)")
     elif view.exit_code:
         typer.echo("nothing was submitted")
+
+
+def _show_first_data(job: LaunchJob) -> None:
+    """How the data is made that is not there at all."""
+    from pathlib import Path
+
+    from tr11ops.launch.first_data import data_commands
+
+    commands = data_commands(job.card, Path.cwd())
+    if commands:
+        typer.echo(
+            '\nIts data can be made here (or put texts of your own, one {"text": ...} a line, where --input is):'
+        )
+        for command in commands:
+            typer.echo(f"  {command}")
 
 
 def _print_json(

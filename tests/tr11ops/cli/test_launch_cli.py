@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tests.tr11ops.launch.run_inputs import write_card, write_dataset
+from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
@@ -157,14 +158,34 @@ def test_a_run_that_was_launched_below_the_folder_goes_on_there(
     assert card.read_text() == bench.card.read_text().replace(str(elsewhere / "cards"), str(bench.folder))
 
 
-def test_the_plan_says_where_the_paths_of_a_shipped_card_begin(bench: LocalBench) -> None:
-    (bench.folder / "demo-run").symlink_to(bench.folder)
-    write_card(bench.folder)
-    write_dataset(bench.folder / "data" / "corpus_text_document")
-    words = ["launch", "--run", "demo", "--scheduler", "local", "--nodes", "2", "--dry-run"]
-    changes = ["slurm.workers_per_node=2", "parallel.pipeline=1", "tokenizer.padded_vocabulary_size=4096"]
-    answer = bench.tr11(*words, *(word for change in changes for word in ("--set", change)))
-    assert f"paths from  {bench.folder} (where you type: the card ships with tr11)" in answer.out, answer
+def test_a_shipped_card_in_an_empty_folder_says_how_its_data_is_made_and_then_where_its_paths_begin(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = bench.folder / "an empty one"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TR11_LOCAL_NODES", "4")
+    words = ["launch", "--run", "demo", "--scheduler", "local"]
+    answer = bench.tr11(*words)
+    assert answer.code == 1 and answer.err == ""
+    commands = [line.strip() for line in answer.out.splitlines() if line.startswith("  tr11 data ")]
+    assert [command.split()[2] for command in commands] == ["corpus", "tokenizer", "preprocess"]
+    assert "tr11 data corpus --out demo-run/data/corpus.jsonl" in commands
+    for command in commands:
+        typed = shlex.split(command)[1:]
+        assert bench.tr11(*typed, *(["--min-bytes", "300000"] if typed[1] == "corpus" else [])).code == 0
+    answer = bench.tr11(*words, "--dry-run")
+    assert answer.code == 0, answer
+    assert f"paths from  {folder} (where you type: the card ships with tr11)" in answer.out
+
+
+def test_damaged_data_and_mixtures_are_not_made_anew(bench: LocalBench) -> None:
+    (bench.folder / "data" / "corpus.idx").unlink()
+    answer = bench.launch()
+    assert answer.code == 1 and "refused  data.prefixes" in answer.out and "tr11 data corpus" not in answer.out
+    many = "data.prefixes=[" + ", ".join(f"'x{number}_text_document'" for number in range(9)) + "]"
+    answer = bench.launch("--set", many)
+    assert answer.code == 1 and "tr11 data corpus" not in answer.out
 
 
 def test_two_launches_at_once_give_one_job(bench: LocalBench) -> None:
