@@ -253,9 +253,7 @@ def _show_first_data(job: LaunchJob) -> None:
 
     commands = data_commands(job.card, Path.cwd())
     if commands:
-        typer.echo(
-            '\nIts data can be made here (or put texts of your own, one {"text": ...} a line, where --input is):'
-        )
+        typer.echo('\nIts data can be made here; texts of your own go where --input is, one {"text": ...}\na line:')
         for command in commands:
             typer.echo(f"  {command}")
 
