@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from tr11ops.exit_duration import exit_plan
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
@@ -175,7 +176,7 @@ def estimate(
         training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
         duration=_duration(card, path, speed, asked_attempts),
-        warnings=tuple(str(warning) for warning in card_warnings(card)),
+        warnings=tuple(str(warning) for warning in card_warnings(exit_plan(card).applied(card))),
     )
 
 
@@ -291,5 +292,5 @@ def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[Level
 def attempt_seconds(card: RunCard) -> float:
     """Time of one attempt, at least a second: until its exit duration or its early signal, whichever comes first."""
     until_signal: float = card.time_limit_seconds - (card.slurm.signal_seconds_before_limit or 0)
-    minutes = card.run.exit_duration_minutes
+    minutes = exit_plan(card).minutes
     return max(1.0, until_signal if minutes is None else min(until_signal, minutes * 60))

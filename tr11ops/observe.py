@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 def facts_of(card: RunCard, typed: str = "") -> RunFacts:
     """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
-    minutes = card.run.exit_duration_minutes
+    from tr11ops.exit_duration import exit_plan
+
+    minutes = exit_plan(card).minutes
     return RunFacts(
         name=card.run.name,
         variant=card.run.variant,

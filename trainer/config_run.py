@@ -22,7 +22,12 @@ class RunSection(Section):
     kill_switch: str | None = Field(
         default=None, description="path of the stop file; default: kill-switch in the directory"
     )
-    exit_duration_minutes: float | None = Field(default=None, gt=0, description="save and leave after this long")
+    exit_duration_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="save and leave after this long; default, without an early signal: so long before slurm.time_limit"
+        " as a step, an evaluation and a save take",
+    )
     exit_interval: int | None = Field(
         default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration"
     )

@@ -22,8 +22,12 @@ from tr11ops.agent.allocation import Allocation, read_allocation
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.place import STATES_SECONDS, Place
 from tr11ops.agent.step import LineTee, StopFlag
+from tr11ops.evidence import observed
+from tr11ops.exit_duration import derived_again
+from tr11ops.launch.history import RunHistory, read_history
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard import RunCard, card_from_resolved
+from tr11ops.snapshot import known
 from trainer.config import CardError, Problem
 from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, write_json
 
@@ -35,7 +39,10 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     """Run one attempt to its end; returns the batch script's exit status."""
     stop = StopFlag()
     stop.install(STOP_SIGNALS)
-    config = read_resolved(card)
+    value, config = read_resolved(card)
+    history = observed(lambda: read_history(config.paths))
+    value, leaves = derived_again(value, str(card), known(history, RunHistory()))
+    config = card_from_resolved(value, str(card))
     allocation = read_allocation(environment, foreground_nodes)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
@@ -47,7 +54,9 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     write_json(attempt / "attempt.json", _attempt_record(allocation, card, submission))
-    (attempt / "card.json").write_bytes(card.read_bytes())
+    write_json(attempt / "card.json", value)
+    if leaves.is_derived:
+        tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     return Controller(place, stop, tee).run()
 
 
@@ -74,15 +83,15 @@ def _with_scheduler(place: Place) -> Place:
     return place
 
 
-def read_resolved(path: Path) -> RunCard:
-    """The card of this attempt, as `tr11 launch` resolved it. Raises CardError when it cannot be read."""
+def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
+    """The card of this attempt, as `tr11 launch` resolved it, and as read. Raises CardError when it cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
     if not isinstance(value, dict):
         raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "launch again")])
-    return card_from_resolved(value, str(path))
+    return value, card_from_resolved(value, str(path))
 
 
 def _attempt_record(allocation: Allocation, card: Path, submission: str) -> dict[str, Any]:

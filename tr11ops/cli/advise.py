@@ -60,11 +60,12 @@ def advise(
 
 def situation_of(look: LookBack, mtbf_hours: float | None) -> Situation:
     """What the card says today, and how much of the training remains."""
+    from tr11ops.exit_duration import exit_plan
     from tr11ops.launch.margins import room_before_limit
     from tr11ops.report.advise import Situation
     from tr11ops.snapshot import known
 
-    card = look.card
+    card = exit_plan(look.card).applied(look.card)
     room = room_before_limit(card)
     minutes = card.run.exit_duration_minutes
     done = max((step.iteration for step in known(look.history.steps, ())[-1000:]), default=0)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import BatchRequest
+from tr11ops.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.history import RunHistory
 from tr11ops.launch.render import agent_command, render_script
 from tr11ops.runcard import PathBase, RunCard, resolved
 from tr11ops.rundir import RunDirectory
@@ -43,9 +45,17 @@ class LaunchPlan:
 
 
 def plan_launch(
-    card: RunCard, directory: RunDirectory, request: LaunchRequest, excluded: Iterable[str], tag: str
+    card: RunCard,
+    directory: RunDirectory,
+    request: LaunchRequest,
+    excluded: Iterable[str],
+    tag: str,
+    history: RunHistory | None = None,
 ) -> LaunchPlan:
-    """The plan for a card. Raises ValueError when a path of it cannot stand in a batch script."""
+    """The plan for a card; `history` are the run's own times, for what is derived from them.
+
+    Raises ValueError when a path of the card cannot stand in a batch script.
+    """
     slurm = card.slurm
     paths = directory.submission(tag)
     output = SINGLE_OUTPUT if request.array is None and slurm.output == DEFAULT_OUTPUT else slurm.output
@@ -82,13 +92,18 @@ def plan_launch(
         attempts=directory.paths.attempts,
     )
     return LaunchPlan(
-        tag, directory, replace(batch, script=script), request.tasks, resolved_card(card), card.run.variant
+        tag,
+        directory,
+        replace(batch, script=script),
+        request.tasks,
+        resolved_card(card, exit_plan(card, history)),
+        card.run.variant,
     )
 
 
-def resolved_card(card: RunCard) -> dict[str, Any]:
-    """The resolved card with the number of workers filled in, which a card may leave to its GPUs."""
-    value = resolved(card)
+def resolved_card(card: RunCard, leaves: ExitPlan | None = None) -> dict[str, Any]:
+    """The resolved card with what a card may leave out: the number of workers, and when the trainer leaves."""
+    value = resolved_with_exit(card, leaves) if leaves else resolved(card)
     return {**value, "slurm": {**value["slurm"], "workers_per_node": card.slurm.workers}}
 
 
@@ -108,8 +123,9 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase) 
     spares = f", {card.slurm.spare_nodes} spare" if card.slurm.spare_nodes else ""
     workers = f"{nodes} x {card.slurm.workers} worker{'' if card.slurm.workers == 1 else 's'}"
     gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
-    minutes = card.run.exit_duration_minutes
-    leaves = f", the trainer leaves after {minutes:g} min" if minutes else ""
+    minutes = plan.card["run"]["exit_duration_minutes"]
+    derived = "" if card.run.exit_duration_minutes else " (derived)"
+    leaves = f", the trainer leaves after {minutes:g} min{derived}" if minutes else ""
     rows = [
         ("run", f"{request.name}/{plan.variant}"),
         ("directory", str(plan.directory.root)),
@@ -140,6 +156,7 @@ def plan_value(plan: LaunchPlan) -> dict[str, Any]:
         "nodes": request.nodes,
         "gpus_per_node": request.gpus_per_node,
         "time_limit_seconds": request.time_limit_seconds,
+        "exit_duration_minutes": plan.card["run"]["exit_duration_minutes"],
         "partition": request.partition,
         "dependency": request.dependency,
         "exclude": list(request.exclude),

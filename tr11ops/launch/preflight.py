@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tr11ops.cluster.base import Partition
 from tr11ops.exclusions import due_for_recheck
+from tr11ops.exit_duration import ExitPlan, exit_plan
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
@@ -38,12 +39,15 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
     yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
     history = known(facts.history, RunHistory())
+    leaves = exit_plan(card, history) if request.on_scheduler else ExitPlan(None)
+    card = leaves.applied(card)
     for problem in card_warnings(card):
-        if problem.key != "run.exit_duration_minutes" or not is_measured(history):
+        if problem.key != "run.exit_duration_minutes" or not (leaves.why or is_measured(history)):
             yield warning("card", str(problem))
     if facts.rehearsal_refusal:
         yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
     if request.on_scheduler:
+        yield from _leave_checks(leaves)
         yield from margin_checks(card, history)
         yield from _partition_checks(card, request, facts)
         if request.chain is not None:
@@ -62,6 +66,15 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from saving_checks(card)
         if request.array is not None or (request.chain is not None and request.chain.tasks > 1):
             yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
+
+
+def _leave_checks(leaves: ExitPlan) -> Iterator[Check]:
+    """When the trainer leaves, where the card does not say it."""
+    if leaves.is_derived:
+        yield ok("last save", f"the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
+    elif leaves.why:
+        rule = f"cannot be derived, so each attempt ends without a last checkpoint: {leaves.why}"
+        yield warning("run.exit_duration_minutes", rule, "raise slurm.time_limit, or say when to leave")
 
 
 def _resumed_step(facts: LaunchFacts) -> int:

@@ -92,7 +92,8 @@ def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -
     """Plan it, and let the scheduler say whether it would take it."""
     name = job.scheduler.name
     try:
-        plan = plan_launch(job.card, job.directory, request, excluded_nodes(request, facts), tag)
+        excluded = excluded_nodes(request, facts)
+        plan = plan_launch(job.card, job.directory, request, excluded, tag, known(facts.history, None))
         result = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
         return None, unknown("scheduler", f"it did not answer the trial ({error})")
@@ -141,6 +142,7 @@ def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) 
     done = [submit(plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind, left=left)]
     for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
         request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=())
-        following = plan_launch(job.card, job.directory, request, excluded_nodes(request, view.facts), new_tag())
+        excluded, history = excluded_nodes(request, view.facts), known(view.facts.history, None)
+        following = plan_launch(job.card, job.directory, request, excluded, new_tag(), history)
         done.append(submit(following, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind))
     return tuple(done)

@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.evidence import cause, read_exclusions
 from tr11ops.exclusions import INCLUDED
+from tr11ops.exit_duration import card_as_written
 from tr11ops.journal import read_journal
 from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.history import read_history
 from tr11ops.launch.plan import plan_launch
 from tr11ops.launch.queue import SUPERSEDED, is_superseded, job_of_tag
 from tr11ops.launch.submit import LaunchBusy, launch_lock, submit
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission, is_tag, new_tag
 from tr11ops.snapshot import known
+from trainer.contract import read_json
 
 AGAIN_SECONDS = 30.0  # between two tries to queue the next job, while this one trains
 
@@ -136,7 +139,9 @@ def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], 
             else:
                 raise LaunchBusy(f"job {number} of an earlier try has just come")
         request = LaunchRequest(exclude=_excluded(job, record), after=job.number)
-        plan = plan_launch(job.card, directory, request, request.exclude, new_tag())
+        kept = directory.submission(record.tag).card
+        card = card_as_written(read_json(kept) or {}, str(kept))
+        plan = plan_launch(card, directory, request, request.exclude, new_tag(), read_history(directory.paths))
         card_toml = directory.submission(record.tag).card_toml.read_text(encoding="utf-8")
         done = submit(
             plan,

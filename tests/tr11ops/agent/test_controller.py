@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.exit_duration import exit_plan
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard import load_card
 from trainer.contract import EXIT_HELD, RunPaths, write_json
@@ -141,6 +142,20 @@ def test_a_killed_node_agent_is_started_again_on_the_same_machine(stage: Stage):
     # What is left of the exit duration is what the second launch gets.
     minutes = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())["run"]["exit_duration_minutes"]
     assert 0 < minutes < 5
+
+
+def test_a_derived_end_follows_what_was_measured_since_the_launch(stage: Stage):
+    overrides = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
+    card = load_card(stage.card.with_name("small.toml"), overrides, {})
+    write_json(stage.card, resolved_card(card, exit_plan(card)))
+    stage.paths.logs.mkdir(parents=True)
+    stage.paths.main_log.write_text("time (ms) | save-checkpoint: 120000.00\n")
+    status, shown = stage.play("step die", "step")
+    assert status == 0 and "tr11: the trainer leaves after 7 min, 3 min before the limit: a save 2 min" in shown
+    kept = json.loads((stage.paths.attempt("1") / "card.json").read_text())
+    assert kept["run"]["exit_duration_minutes"] == 7 and kept["derived"]["card_hash"] == card.digest
+    second = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())
+    assert 6 < second["run"]["exit_duration_minutes"] < 7
 
 
 def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):

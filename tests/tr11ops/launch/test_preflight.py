@@ -555,3 +555,18 @@ def test_several_faults_are_told_at_once(bench: Bench) -> None:
     set_switch(bench)
     bench.changes = {"jobs": (bench.job("7"),)}
     assert len(bench.faults()) == 3
+
+
+def test_a_last_checkpoint_without_a_word_of_the_card(bench: Bench) -> None:
+    """The trainer leaves in time by itself, and the launch says when; where there is no room for that, it says so."""
+    unsaid = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
+    bench.overrides = unsaid
+    assert bench.faults() == [] and "last save: the trainer leaves after 7.5 min, 2 min 30 s before" in bench.text()
+    bench.changes = {"history": RunHistory(step=0.5, save=60.0)}
+    assert bench.faults() == [] and "after 7.99 min" in bench.text() and "a save 1 min (measured)" in bench.text()
+    bench.changes = {"history": RunHistory(step=0.5, save=400.0)}
+    assert bench.faults()[0].startswith(
+        "warning: run.exit_duration_minutes: cannot be derived, so each attempt ends without a last checkpoint: too "
+    )
+    bench.overrides = []
+    assert "last save: " not in bench.text()  # what the card says goes on as before
