@@ -141,6 +141,9 @@ class DataSection(Section):
     order: Literal["single", "cyclic"] = Field(
         default="single", description="one pass in the order of the maps, or epochs that are shuffled anew"
     )
+    on_resume: Literal["match", "switch"] = Field(
+        default="match", description="where the data is not the checkpoint's: refuse, or go on with the card's"
+    )
     workers: int = Field(default=2, ge=0, le=256, description="processes that read training samples ahead; 0 = none")
     valid_workers: int = Field(default=0, ge=0, le=256, description="the same for validation")
     skip_ranges: list[IterationRange] = Field(

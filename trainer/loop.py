@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,8 +40,8 @@ from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
 from trainer.progress import Progress
 from trainer.recovery import SpikeWatch
-from trainer.resume import load_newest, load_step, read_card_hash
-from trainer.samples import missing_test_share, open_samples
+from trainer.resume import Resumed, load_newest, load_step, read_card_hash
+from trainer.samples import match_data, missing_test_share, open_samples, record_of
 from trainer.saving import Saver
 from trainer.schedule import batch_size_at, path_of
 from trainer.spikes import DroppedSteps, Flag, RollBack
@@ -155,6 +156,7 @@ class Trainer:
         resumed = load_newest(config, self.mesh, self.engine, self._say)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
         self.total = path_of(config, self.progress.position).total_iterations
+        data = self._match_data(resumed)
         if resumed.was_loaded:
             self.dumps.on_load(self.progress.iteration, self.engine.named_parameters(), self._facts())
         self.saver = Saver(
@@ -167,10 +169,26 @@ class Trainer:
             job_id,
             self.clock(),
             self.fence,
+            data,
         )
         self._closers.append(self.saver.close)
         self._open_metrics()
         self._say("training ...")
+
+    def _match_data(self, resumed: Resumed) -> dict[str, Any]:
+        """Make sure that a resume goes on with the checkpoint's data; returns what the next ones keep. Collective."""
+
+        def match() -> tuple[dict[str, Any], list[str]]:
+            lines = []
+            if resumed.place is not None:
+                is_own = resumed.own_step is not None
+                lines = match_data(self.config, self.samples, resumed.cursor, str(resumed.place), is_own)
+            return record_of(self.config, self.samples).document(), lines
+
+        found, lines = Crew(self.mesh.cpu_group).on_first("the data", match)
+        for line in lines:
+            self._say(line)
+        return found
 
     def _open_metrics(self) -> None:
         config = self.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,17 @@ OPTIMIZER_KEYS = ("type", "beta1", "beta2", "epsilon", "weight_decay", "clip_gra
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any."""
+    """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any.
+
+    `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all begins at zero.
+    """
 
     progress: Progress
     plan: LearningRatePlan
     own_step: int | None
     was_loaded: bool
+    place: Path | None = None
+    cursor: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> Resumed:
@@ -84,7 +89,7 @@ def load_step(
     say(f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}")
     if fresh:
         say("checkpoint.finetune: its weights are used, all counters start at zero")
-    return Resumed(progress, plan, None, True)
+    return Resumed(progress, plan, None, True) if fresh else Resumed(progress, plan, None, True, place, cursor)
 
 
 def _takes_weights(config: TrainerConfig) -> bool:

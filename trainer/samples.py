@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from trainer.config import TrainerConfig
 from trainer.config_data import DataSection, data_set_name
-from trainer.data.dataset import SampleSource
+from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.errors import DataError
 from trainer.data.groups import Group, Member, parse_groups, read_groups_file
 from trainer.data.indexed import IndexedDataset
@@ -17,6 +20,7 @@ from trainer.data.order import OrderName
 from trainer.data.sources import SPLITS, PlannedSource, Reading, plan_groups, plan_splits, weights_by_size
 from trainer.data.stream import EmptyStream, MicroBatchStream, Reader, SampleStream
 from trainer.data.workers import WorkerPool
+from trainer.data_match import DataRecord, compare, data_facts, decide, probe_numbers
 from trainer.mesh import Mesh
 
 
@@ -173,6 +177,14 @@ class Samples:
             self._opened[name] = self.plans[name].open()
         return self._opened[name]
 
+    def digest(self, number: int) -> str | None:
+        """A digest of one training sample's tokens; None when there are not so many, or none are read here."""
+        name = self.roles["train"][0]
+        if name not in self.plans or number >= len(self.source(name)):
+            return None
+        row = read_rows(self.source(name), np.array([number]))[0]
+        return hashlib.blake2b(row.astype("<i8").tobytes(), digest_size=8).hexdigest()
+
     def close(self) -> None:
         """End the worker processes. Idempotent."""
         while self._pools:
@@ -199,6 +211,26 @@ class Samples:
         if purpose not in self._pools:
             self._pools[purpose] = WorkerPool(self.plans, workers)
         return self._pools[purpose]
+
+
+def record_of(config: TrainerConfig, samples: Samples) -> DataRecord:
+    """What a checkpoint keeps of this training's data; called where training data is read."""
+    probes = ((number, samples.digest(number)) for number in probe_numbers(config.batch.train_samples))
+    return DataRecord(data_facts(config), tuple((number, digest) for number, digest in probes if digest is not None))
+
+
+def match_data(
+    config: TrainerConfig, samples: Samples, cursor: Mapping[str, Any], place: str, is_own: bool
+) -> list[str]:
+    """Compare the data with what the checkpoint `place` was trained on; returns the lines to say.
+
+    `is_own`: of this run; another run's data may differ, and is only told. Raises DataMismatch.
+    """
+    record = DataRecord.of(cursor)
+    if record is None:
+        return [f"{place} does not say what data it was trained on: whether it is the card's was not compared"]
+    differences = compare(record, data_facts(config), samples.digest)
+    return decide(differences, config.data.on_resume if is_own else "switch", place)
 
 
 def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: bool = False) -> Samples:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from trainer.checkpoint import randomness
 from trainer.checkpoint.agreement import lost_a_rank
@@ -15,6 +16,7 @@ from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.store import Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config import TrainerConfig
+from trainer.data_match import CURSOR_KEY
 from trainer.engine import Engine
 from trainer.learning_rate import LearningRatePlan
 from trainer.mesh import Mesh
@@ -27,7 +29,7 @@ class Saver:
     """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
 
     `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
-    asked before anything is published, see `trainer.checkpoint.publishing.publish`.
+    asked before anything is published, see `trainer.checkpoint.publishing.publish`. `data`: see `trainer.data_match`.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Saver:
         job_id: str,
         now: float,
         fence: Fence | None = None,
+        data: Mapping[str, Any] | None = None,
     ):
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
         self._info = checkpoint_info(config, mesh, card_hash, job_id)
         self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence)
         self._fence = fence
+        self._data = data
         self._failed: list[int] = []
         self._fault: CheckpointError | None = None
         self._last_save = now
@@ -159,6 +163,7 @@ class Saver:
             "schedule": plan.facts(),
             "optimizer": optimizer_facts(self._config),
             "loss_scaler": self._engine.scaler_state(),
+            **({CURSOR_KEY: self._data} if self._data is not None else {}),
         }
         return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
 
