@@ -214,7 +214,7 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     record = _details(path.with_name("attempt.json"))
     verdict = _details(path.with_name("verdict.json")) if end is None else {}
     array, task = _text(record, "array_id"), _text(record, "task_id")
-    nodes = record.get("nodes")
+    nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
         changed=end.time if isinstance(end, EndMarker) else changed,
@@ -223,6 +223,7 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         start=_number(record, "start"),
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         failure=_text(verdict, "message"),
+        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
     )
 
 

@@ -78,7 +78,8 @@ class Attempt:
     """One allocation's folder in the run directory.
 
     `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
-    found nothing either). `changed` is the time of the end marker, or of the folder's last change.
+    found nothing either). `changed` is the time of the end marker, or of the folder's last change. `changes`: what it
+    has otherwise than the attempt before it.
     """
 
     job_id: str
@@ -88,6 +89,7 @@ class Attempt:
     start: float | None = None
     nodes: tuple[str, ...] = ()
     failure: str = ""
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

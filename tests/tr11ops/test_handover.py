@@ -22,6 +22,7 @@ from tests.tr11ops.test_status_care import REMARK, alert, asked_for, look
 from tests.tr11ops.test_status_command import COMMAND, Place
 from tr11ops.agent.records import LaunchRecord
 from tr11ops.alerts.book import Incident
+from tr11ops.card_differences import differences
 from tr11ops.cli.common import Refusal
 from tr11ops.cli.handover import begin_of
 from tr11ops.detect.finding import Severity
@@ -30,7 +31,7 @@ from tr11ops.journal import Entry, Journal, read_journal
 from tr11ops.operation import CopyStatus, Hold
 from tr11ops.report.chain import Fault
 from tr11ops.report.goodput import Goodput
-from tr11ops.report.handover import Handover, Happened, Material, Standing, differences, hand_over, last_handover
+from tr11ops.report.handover import Handover, Happened, Material, Standing, hand_over, last_handover
 from tr11ops.report.handover_coming import coming_events
 from tr11ops.report.handover_deeds import deeds_of
 from tr11ops.report.handover_steps import standing_at

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.allocation import Allocation, read_allocation
+from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.place import STATES_SECONDS, Place
 from tr11ops.agent.step import LineTee, StopFlag
@@ -53,8 +54,12 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
         return EXIT_FINE
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
-    write_json(attempt / "attempt.json", _attempt_record(allocation, card, submission))
+    record = _attempt_record(allocation, card, submission)
+    changes = changes_since_last(config.paths, allocation.job_id, record, value)
+    write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
+    for line in changes:
+        tee.line(f"tr11: {line}")
     if leaves.is_derived:
         tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     return Controller(place, stop, tee).run()

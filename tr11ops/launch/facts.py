@@ -38,8 +38,9 @@ from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
 from tr11ops.twin.rehearsal import rehearsal_refusal
 from trainer.checkpoint.catalogue import refusal
-from trainer.checkpoint.resumable import ResumeNeed, Search, search, size_faults
+from trainer.checkpoint.resumable import CURSOR_FILE, ResumeNeed, Search, search, size_faults
 from trainer.contract import checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
+from trainer.data_match import DataRecord
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class CheckpointFacts:
     found: Search
     refusal: str = ""
     verified: str = "sizes"
+    data: DataRecord | None = None  # of the one that was found
 
 
 @dataclass(frozen=True)
@@ -326,4 +328,10 @@ def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> 
     faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
     found = search(folder, steps, latest if isinstance(latest, int) else None, ResumeNeed.of(card), faults_of)
     problem = refusal(folder, steps, found) if steps else ""
-    return CheckpointFacts(steps, latest, found, problem, "digests" if read_digests else "sizes")
+    data = None if found.step is None else _data_of(directory.paths.checkpoint(found.step) / CURSOR_FILE)
+    return CheckpointFacts(steps, latest, found, problem, "digests" if read_digests else "sizes", data)
+
+
+def _data_of(cursor: Path) -> DataRecord | None:
+    value = _observed(lambda: read_json(cursor))
+    return DataRecord.of(value) if isinstance(value, dict) else None

@@ -10,6 +10,7 @@ from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown
 from trainer.contract import Manifest, checkpoint_name
+from trainer.data_match import data_facts, decisive_differences, fact_differences
 
 
 def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
@@ -58,8 +59,25 @@ def _resume_checks(
     if manifest.consumed_samples >= card.batch.train_samples:
         rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
         yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
+    yield from _data_checks(card, found, name)
     text = f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified"
     yield ok("checkpoints", text)
+
+
+def _data_checks(card: RunCard, found: CheckpointFacts, name: str) -> Iterator[Check]:
+    """What the card says otherwise of the data; what the files hold, the trainer compares."""
+    if found.data is None:
+        return
+    saved, now = found.data.facts, data_facts(card)
+    decisive = decisive_differences(saved, now)
+    others = [text for text in fact_differences(saved, now).values() if text not in decisive]
+    if decisive and card.data.on_resume == "match":
+        fix = 'put it back, or set data.on_resume = "switch" to go on with the new data from there'
+        yield refused("data.on_resume", f"{name} was trained on other data: {'; '.join(decisive)}", fix)
+    elif decisive:
+        yield warning("data.on_resume", f"the data is switched after {name}: {'; '.join((*decisive, *others))}")
+    elif others:
+        yield warning("data", f"{'; '.join(others)}: the trainer compares what it holds with {name}")
 
 
 def saving_checks(card: RunCard) -> Iterator[Check]:

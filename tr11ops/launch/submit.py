@@ -126,12 +126,10 @@ def submit(
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)
-    journal.write(
-        "launch",
-        why,
-        {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name},
-        user,
-    )
+    said = {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name}
+    if plan.card.data.on_resume == "switch":
+        said["data_on_resume"] = "switch"
+    journal.write("launch", why, said, user)
     try:
         job_id = scheduler.submit(request)
     except SchedulerUnreachable as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.card_differences import differences
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.exclusions import AUTOMATIC_OWNER
@@ -159,7 +160,10 @@ def hand_over(material: Material, since: float, until: float, basis: str, coming
         nodes=tuple(_happened(deed) for deed in deeds if deed.is_of_a_node),
         people=tuple(_happened(deed) for deed in deeds if is_persons(deed) and not deed.is_of_a_node),
         automatic=tuple(_happened(deed) for deed in deeds if not is_persons(deed) and not deed.is_of_a_node),
-        changes=tuple(_changes(known(material.history.submissions, ()), material.cards, since, until)),
+        changes=(
+            *_changes(known(material.history.submissions, ()), material.cards, since, until),
+            *_attempt_changes(snapshot, since, until),
+        ),
         open=tuple(_open(material)),
         coming=tuple(sorted(coming, key=lambda event: event.time)),
         doubts=tuple(dict.fromkeys(material.doubts)),
@@ -262,19 +266,12 @@ def _changes(
             yield Happened(after.time, f"{name}: {'; '.join(found[:MOST_CHANGES])}{more}", after.user)
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """`section.key: old -> new` for every value that differs, by name."""
-    for key in sorted({*before, *after}):
-        old, new, name = before.get(key), after.get(key), f"{path}{key}"
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{name}.")
-        elif old != new:
-            yield f"{name}: {_value(old)} -> {_value(new)}"
-
-
-def _value(value: Any) -> str:
-    text = "none" if value is None else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
+    """Other nodes and versions than the attempt before had; what its card says otherwise is told by `_changes`."""
+    for attempt in known(snapshot.attempts, ()):
+        lines = [line for line in attempt.changes if ": card " not in line]
+        if lines and attempt.start is not None and since <= attempt.start < until:
+            yield Happened(attempt.start, f"{attempt.label or attempt.job_id} {'; '.join(lines)}")
 
 
 # ----------------------------------------------------------------------------- what is open

@@ -130,6 +130,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     end = attempt.end if isinstance(attempt.end, EndMarker) else None
     return {
         "id": attempt.label or attempt.job_id, "raw_id": attempt.job_id, "start": iso_time(attempt.start),
+        "changes": list(attempt.changes),
         "end_marker": None if end is None else {
             "reason": end.reason, "iteration": end.iteration, "checkpoint_step": end.checkpoint_step,
             "restart": end.restart, "message": end.message, "time": iso_time(end.time),

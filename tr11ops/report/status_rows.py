@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
@@ -234,6 +234,15 @@ def _attempts(snapshot: Snapshot) -> Iterator[Row]:
     for index, attempt in enumerate(shown):
         style = "red" if is_bad(attempt) else ""
         yield "attempts" if index == 0 else "", _attempt_line(snapshot, attempt, jobs.get(attempt.job_id)), style
+    yield from _changed(snapshot.attempts)
+
+
+def _changed(attempts: Sequence[Attempt]) -> Iterator[Row]:
+    """What the attempt that began last has otherwise than the one before it."""
+    last = max(attempts, key=lambda attempt: attempt.start or 0.0, default=None)
+    if last is not None and last.changes:
+        more = f" (and {len(last.changes) - 1} more)" if len(last.changes) > 1 else ""
+        yield "changed", f"{last.label or last.job_id} {last.changes[0]}{more}", ""
 
 
 def _is_over(snapshot: Snapshot, job: Job | None) -> bool:

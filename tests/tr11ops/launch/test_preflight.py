@@ -27,7 +27,8 @@ from tr11ops.launch.surroundings import AccessFault, ClockFacts, Holder, read_ac
 from tr11ops.runcard import RunCard, load_card
 from tr11ops.rundir import RunDirectory, Submission, make_shared, new_tag
 from tr11ops.snapshot import Exclusion, Unknown, known
-from trainer.contract import Heartbeat, checkpoint_name, write_heartbeat, write_json
+from trainer.contract import Heartbeat, checkpoint_name, file_digest, write_heartbeat, write_json
+from trainer.data_match import DataRecord, data_facts
 from trainer.lease import Claim, Lease
 
 MODEL = {
@@ -483,6 +484,33 @@ def test_what_a_reading_found_damaged_is_passed_over(bench: Bench) -> None:
     write_digest(bench.directory, DigestRecord(20, identity_of(place), 1.0, 3, 64, bad))
     assert "global_step20 is passed over: weights/part.bin: its digest differs" in bench.faults()[0]
     assert "resumes at step 11 from global_step10" in bench.text()
+
+
+def test_other_data_is_refused_before_anything_is_queued(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    record = DataRecord(data_facts(bench.card), ((0, "a"),))
+    write_cursor(place, {"data": record.document()})
+    assert bench.faults() == []
+    bench.overrides = ["run.seed=7"]
+    assert bench.faults()[0].startswith(
+        "refused: data.on_resume: global_step10 was trained on other data: run.seed was 1"
+    )
+    assert bench.code() == 1
+    bench.overrides = ["run.seed=7", "data.on_resume=switch"]
+    assert "warning: data.on_resume: the data is switched after global_step10: run.seed" in bench.faults()[0]
+    assert bench.code() == 0
+    bench.overrides = ["batch.train_samples=100"]
+    assert "batch.train_samples was 64, is 100: the trainer compares what it holds" in bench.faults()[0]
+    assert bench.code() == 0
+
+
+def write_cursor(place: Path, cursor: dict[str, Any]) -> None:
+    path = place / "cursor.json"
+    path.write_text(json.dumps(cursor))
+    manifest = json.loads((place / "manifest.json").read_text())
+    kept = [entry for entry in manifest["files"] if entry["path"] != "cursor.json"]
+    entry = {"path": "cursor.json", "bytes": path.stat().st_size, "digest": file_digest(path)}
+    (place / "manifest.json").write_text(json.dumps({**manifest, "files": [*kept, entry]}))
 
 
 def test_a_newer_format_is_not_trained_over(bench: Bench) -> None:
