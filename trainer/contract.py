@@ -49,6 +49,12 @@ class RunPaths:
     variant: str
     logs_folder: str = ""
 
+    @classmethod
+    def of_checkpoints(cls, folder: Path) -> RunPaths | None:
+        """The run whose checkpoints lie in `folder` (its name is not known), if it is a run's; by its place alone."""
+        paths = cls(folder.parent.parent, "", folder.name)
+        return paths if paths.checkpoints == folder else None
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints" / self.variant

@@ -27,12 +27,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract import RunPaths, host_name
+from trainer.contract import LATEST_FILE, RunPaths, host_name
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
 WATCH_SECONDS = 10.0  # a holder that was silent for so long is dead
 SIGNS_OF_LIFE = 3  # changes of the counter after which a holder is believed to live
 LOOK_SECONDS = 0.25  # between two looks of a newcomer
+LIVING_SECONDS = 15.0  # for who looks once: a holder renewed its claim within this time
 KEPT_CLAIMS = 8  # older ones are removed
 _NAME = re.compile(r"(\d+)\.json")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -74,6 +75,36 @@ def read_lease(paths: RunPaths) -> Claim | None:
     """The newest claim on a run, living or not; None when there is none or it cannot be read as one. Raises OSError."""
     epoch, content = LeaseFolder(paths).newest()
     return _parse(epoch, content) if epoch else None
+
+
+def living_claim(paths: RunPaths, *clocks: float) -> Claim | None:
+    """The claim of the trainer that holds the lease and lives: it was renewed a moment ago, by any of `clocks`.
+
+    One that cannot be read is somebody's (without a token) as long as it is that young. Raises OSError.
+    """
+    folder, claim = LeaseFolder(paths), read_lease(paths)
+    epoch = claim.epoch if claim is not None else folder.newest()[0]
+    if not epoch or (claim is not None and not claim.held):
+        return None
+    renewed = (folder.path / f"{epoch}.json").stat().st_mtime
+    if all(clock - renewed >= LIVING_SECONDS for clock in clocks):
+        return None
+    return claim or _nameless(epoch)
+
+
+def trained_into(folder: Path, now: float) -> str:
+    """Why `latest` in a folder of checkpoints must be left alone: its run is being trained; "" when it is not.
+
+    A folder that is no run's (by its place) is nobody's. `now`: seconds since the epoch. Raises OSError.
+    """
+    paths = RunPaths.of_checkpoints(folder.resolve())
+    claim = None if paths is None else living_claim(paths, now)
+    if claim is None:
+        return ""
+    return (
+        f"{folder / LATEST_FILE} is not moved: the run is being trained by {claim}, whose next save would move it "
+        "again; stop the training first (tr11 kill --wait)"
+    )
 
 
 # ----------------------------------------------------------------------------- the files

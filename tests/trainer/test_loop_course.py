@@ -328,11 +328,18 @@ def test_a_schedule_that_differs_is_named_and_can_be_overridden(tmp_path: Path) 
     assert "learning rate: value from checkpoint (0.003) is not equal to the card's (0.001)" in refused[0]
     betas = run_ranks(refusal, 2, card(tmp_path, optimizer={"beta2": 0.95}), 3, launch=False)
     assert "optimizer.beta2 is 0.999 there and 0.95 in the card" in betas[0]
-    over = card(tmp_path, schedule=hotter | {"on_resume": "override"}, run={"exit_interval": 6})
+    seed = run_ranks(refusal, 2, card(tmp_path, run={"seed": 7}), 6, launch=False)
+    assert seed[0] == seed[1] and "was trained on other data: run.seed was 1234, is 7" in seed[0]
+    over = card(
+        tmp_path, schedule=hotter | {"on_resume": "override"}, run={"exit_interval": 6, "seed": 7},
+        data={"on_resume": "switch"},
+    )  # fmt: skip
     assert run(over, 4) == ("exit-interval", 6)
     assert max(values[4] for step, values in curve(over).items() if step > 3) < 1.01e-3
     back = card(
-        tmp_path, schedule=hotter | {"learning_rate": 3e-3, "on_resume": "checkpoint"}, run={"exit_interval": 8}
+        tmp_path,
+        schedule=hotter | {"learning_rate": 3e-3, "on_resume": "checkpoint"},
+        run={"exit_interval": 8, "seed": 7},
     )
     assert run(back, 5) == ("exit-interval", 8)
     assert max(values[4] for step, values in curve(back).items() if step > 6) < 1.01e-3

@@ -18,7 +18,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeAlias
 
 from tr11ops.backup.base import Archive, ArchiveRefused
 from tr11ops.backup.folder_files import make_folders, sync_folder
@@ -26,16 +25,13 @@ from tr11ops.backup.patient import patient
 from tr11ops.backup.records import CopiedFile, Receipt
 from tr11ops.backup.transfer import CopyError, CopyStopped, Transfer
 from trainer.contract import (
-    LATEST_FILE,
     MANIFEST_FILE,
     Manifest,
     checkpoint_name,
     file_digest,
     manifest_faults,
-    write_atomically,
 )
 
-Latest: TypeAlias = Literal["keep", "if-missing", "replace"]
 HASH_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE_BYTES = 1 << 53
@@ -61,13 +57,10 @@ class AlreadyThere(RestoreError):
         self.path = path
 
 
-def restore_checkpoint(
-    archive: Archive, receipt: Receipt, into: Path, transfer: Transfer, *, latest: Latest = "keep"
-) -> Path:
+def restore_checkpoint(archive: Archive, receipt: Receipt, into: Path, transfer: Transfer) -> Path:
     """Restore a copy to `into`/global_stepN and return that folder. A copy that is there already is left as it is.
 
-    `latest`: whether the file of that name in `into` comes to name the step. Files whose digest the receipt does not
-    know ("", see `unreceipted`) are compared with their size alone.
+    Files whose digest the receipt does not know ("", see `unreceipted`) are compared with their size alone.
 
     Raises RestoreError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged, CopyStopped,
     ArchiveError. What was restored is kept, and the next call goes on from there.
@@ -79,8 +72,6 @@ def restore_checkpoint(
             _require_same(home, receipt, transfer)
         else:
             _restore(archive, receipt, into, home, transfer)
-        if latest == "replace" or (latest == "if-missing" and not (into / LATEST_FILE).exists()):
-            write_atomically(into / LATEST_FILE, home.name)
     except OSError as error:
         raise _of_system(error, into) from None
     return home

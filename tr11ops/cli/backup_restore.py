@@ -67,6 +67,13 @@ def restore(
         receipt = _receipt(archive, card, step, asked.kind)
         if latest and receipt.kind != "full":
             raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
+        if file is None and receipt.kind != "full" and into.resolve() == card.paths.checkpoints.resolve():
+            raise Refusal(
+                f"--into {into}: this copy holds the weights alone, from which this run does not resume; restore "
+                "it into another folder"
+            )
+        if latest:
+            _require_no_trainer(into)
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
@@ -95,7 +102,7 @@ def _restored(
             if file is not None:
                 made = restore_file(archive, receipt, file, into, transfer)
             else:
-                made = restore_checkpoint(archive, receipt, into, transfer, latest="replace" if latest else "keep")
+                made = restore_checkpoint(archive, receipt, into, transfer)
     except CopyDamaged as error:
         raise Refusal(f"{error}{_recorded(place, archive, receipt, error)}") from None
     except AlreadyThere as error:
@@ -103,10 +110,37 @@ def _restored(
         raise
     if file is None:
         _note_restored(place, receipt, made)
+    if latest:
+        _move_latest(place, into, receipt.step, made)
     if place.directory.exists:
         said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
         place.journal.write("restored", why, said)
     return made
+
+
+def _require_no_trainer(into: Path) -> None:
+    import time
+
+    from tr11ops.checkpoints.latest import LatestRefused, require_no_trainer
+
+    try:
+        require_no_trainer(into, time.time())
+    except LatestRefused as error:
+        raise Refusal(f"--latest: {error}; nothing was restored") from None
+
+
+def _move_latest(place: Place, into: Path, step: int, made: Path) -> None:
+    """Have `latest` name what was restored, by what it is: also a whole copy may be one of weights alone."""
+    import time
+
+    from tr11ops.checkpoints.latest import LatestRefused, move_latest
+    from trainer.checkpoint.resumable import ResumeNeed
+
+    need = ResumeNeed.of(place.card) if into.resolve() == place.directory.paths.checkpoints.resolve() else ResumeNeed()
+    try:
+        move_latest(into, step, need, time.time())
+    except LatestRefused as error:
+        raise Refusal(f"{made} was restored, but {error}") from None
 
 
 def _recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:

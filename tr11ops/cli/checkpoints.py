@@ -278,6 +278,9 @@ def reshape(
     tensor: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree; else the checkpoint's.")] = None,
     pipeline: Annotated[int | None, typer.Option(min=1, help="Stages; else the checkpoint's.")] = None,
     data: Annotated[int | None, typer.Option(min=1, help="Data-parallel degree; else the checkpoint's.")] = None,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Have DIR/latest name it, also where it names another.")
+    ] = False,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare all digests first; reads everything twice.")] = True,
     run: RunOption = None,
@@ -287,7 +290,8 @@ def reshape(
     """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will have.
 
     A restart of tr11 on another shape needs no reshape: it is just a load, from either layout. One file of the new
-    checkpoint is in memory at a time. DIR/global_stepN must not exist.
+    checkpoint is in memory at a time. DIR/global_stepN must not exist, DIR/latest is left as it is without
+    --latest, and DIR must not hold another model's checkpoints.
 
     Example: tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
     """
@@ -297,7 +301,7 @@ def reshape(
             *("reshape", "--output", str(output), "--format", layout),
             *(word for name, value in degrees.items() if value is not None for word in (name, str(value))),
             "--verify" if verify else "--no-verify",
-            *(*_flag("--weights-only", weights_only), *_flag("--json", json)),
+            *(*_flag("--latest", latest), *_flag("--weights-only", weights_only), *_flag("--json", json)),
             *("--", _place(step, run, overrides)),
         ]
     )

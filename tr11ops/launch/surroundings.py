@@ -18,7 +18,6 @@ from tr11ops.snapshot import known
 from trainer.contract import RunPaths, read_json
 
 RECENT_BEATS_SECONDS = 7 * 86400.0
-LIVING_CLAIM_SECONDS = 15.0  # a holder raises its counter every second
 
 
 @dataclass(frozen=True)
@@ -140,17 +139,13 @@ def read_holder(paths: RunPaths, *clocks: float) -> Holder | None:
 
     A claim that cannot be read is somebody's as long as it is that young.
     """
-    from trainer.lease import LeaseFolder, read_lease
+    from trainer.lease import living_claim
 
-    folder, claim = LeaseFolder(paths), read_lease(paths)
-    epoch = claim.epoch if claim is not None else folder.newest()[0]
-    if not epoch or (claim is not None and not claim.held):
-        return None
-    path = folder.path / f"{epoch}.json"
-    written = path.stat().st_mtime
-    if all(clock - written >= LIVING_CLAIM_SECONDS for clock in clocks):
-        return None
+    claim = living_claim(paths, *clocks)
     if claim is None:
+        return None
+    if not claim.token:
+        path = paths.state / "lease" / f"{claim.epoch}.json"
         return Holder("unknown", "", f"the trainer that made {path}, which cannot be read")
     return Holder(claim.job_id, claim.host, str(claim))
 

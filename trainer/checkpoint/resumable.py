@@ -236,9 +236,8 @@ def recorded_damage(place: Path) -> tuple[str, ...]:
     The record counts for the checkpoint that was read alone, not for a later one of the same step. One that cannot be
     read says nothing: the bytes decide, wherever they are read.
     """
-    variant = place.parent
-    paths = RunPaths(variant.parent.parent, "", variant.name)
-    if paths.checkpoints != variant:
+    paths = RunPaths.of_checkpoints(place.parent)
+    if paths is None:
         return ()
     try:
         record = read_json(paths.digest_record(place.name))

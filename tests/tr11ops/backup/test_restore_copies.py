@@ -35,7 +35,7 @@ from tr11ops.backup.restorable import doubts, restorable, unreceipted
 from tr11ops.backup.restore import RestoreError, restore_checkpoint, restore_file
 from tr11ops.backup.retrying import Retrying
 from tr11ops.backup.transfer import CopyStopped
-from trainer.contract import Manifest, manifest_faults, read_latest
+from trainer.contract import Manifest, manifest_faults
 
 
 @pytest.fixture(params=["folder", "tar", "bucket", "bucket-tar", "file-url"])
@@ -77,19 +77,6 @@ def test_one_file_of_a_tar_is_read_without_the_rest(tmp_path: Path, object_store
     ((_, _, headers),) = object_store.faults.seen
     (file,) = (file for file in receipt.files if file.path == "weights/b")
     assert headers["Range"] == f"bytes={file.offset}-{file.offset + 9}"  # type: ignore[operator]
-
-
-def test_latest_is_written_when_it_is_asked_for(tmp_path: Path) -> None:
-    archive, new = make_archive(tmp_path / "store"), tmp_path / "new"
-    receipts = [copy(archive, make_checkpoint(tmp_path / "run", step)) for step in (100, 200, 300)]
-    restore_checkpoint(archive, receipts[0], new, quick())
-    assert read_latest(new) is None
-    restore_checkpoint(archive, receipts[1], new, quick(), latest="if-missing")
-    assert read_latest(new) == 200
-    restore_checkpoint(archive, receipts[2], new, quick(), latest="if-missing")
-    assert read_latest(new) == 200
-    restore_checkpoint(archive, receipts[0], new, quick(), latest="replace")
-    assert read_latest(new) == 100
 
 
 def test_another_checkpoint_of_the_same_step_is_not_touched(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from tr11ops.cli.main import execute
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory
 from tr11ops.twin.stand_in.checkpoint import VERSIONS
-from trainer.contract import Manifest, RunPaths
+from trainer.contract import Manifest, RunPaths, read_latest
+from trainer.lease import Claim, LeaseFolder
 
 
 class Desk:
@@ -90,6 +91,35 @@ def test_damage_is_shown_and_mended(desk: Desk) -> None:
     assert status.code == 1 and "DAMAGED" in status.out and "whole in the run directory" in status.out
     assert "the copy is damaged" in desk.backup("plan").out
     assert desk.backup("run").code == 0 and desk.backup("status").code == 0
+
+
+def test_latest_is_not_moved_under_a_living_trainer_nor_to_what_none_resumes_from(desk: Desk) -> None:
+    desk.save(100, 300)
+    desk.backup("run")
+    for step in (100, 300):
+        shutil.rmtree(desk.paths.checkpoints / f"global_step{step}")
+    into = str(desk.paths.checkpoints)
+    (desk.paths.checkpoints / "latest").write_text("global_step7")
+    weights = desk.backup("restore", "100", "--into", into, "--kind", "weights")
+    assert weights.code == 1 and "this copy holds the weights alone, from which this run does not resume" in weights.err
+    assert LeaseFolder(desk.paths).claim(1, Claim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
+    refused = desk.backup("restore", "300", "--into", into, "--latest")
+    assert refused.code == 1 and "is being trained by job 1007" in refused.err
+    assert [path.name for path in desk.paths.checkpoints.iterdir()] == ["latest"] and read_latest(
+        desk.paths.checkpoints
+    ) == 7
+    assert desk.backup("restore", "300", "--into", into).code == 0, "beside a living trainer, latest untouched"
+    assert read_latest(desk.paths.checkpoints) == 7
+    shutil.rmtree(desk.paths.state / "lease")
+    assert desk.backup("restore", "300", "--into", into, "--latest").code == 0
+    assert read_latest(desk.paths.checkpoints) == 300
+    without = {path: size for path, size in SMALL.items() if not path.startswith("optimizer/")}
+    make_checkpoint(desk.paths.checkpoints, 400, without)
+    desk.backup("run", "400", "--to", "store")
+    shutil.rmtree(desk.paths.checkpoints / "global_step400")
+    made = desk.backup("restore", "400", "--from", "store", "--into", into, "--latest")
+    assert made.code == 1 and "no training resumes from global_step400: it holds weights alone" in made.err
+    assert read_latest(desk.paths.checkpoints) == 300
 
 
 def test_restore(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
-from trainer.contract import Manifest, manifest_faults, read_latest
+from trainer.contract import Manifest, RunPaths, manifest_faults, read_latest
+from trainer.lease import Claim, LeaseFolder
 
 SIZES = Sizes()
 SOURCE = memory_source(SIZES)
@@ -105,3 +108,36 @@ def test_refusals(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     path.write_bytes(path.read_bytes()[::-1])
     assert f"{path}: its digest differs from the manifest's" in refusal(capsys, 1, saved, "-o", out)
     assert not out.exists()
+
+
+def hold(checkpoints: Path) -> None:
+    """A living trainer's lease on the run whose checkpoints lie there."""
+    paths = RunPaths.of_checkpoints(checkpoints)
+    assert paths is not None
+    assert LeaseFolder(paths).claim(1, Claim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
+
+
+def test_latest_of_others_is_left_alone(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "main"
+    folder.mkdir(parents=True)
+    (folder / "latest").write_text("global_step3")
+    result = reshape(capsys, saved, "-o", folder)
+    assert read_latest(folder) == 3 and "--latest has it name the new one" in result["remarks"][-1]
+    shutil.rmtree(folder / "global_step5")
+    hold(folder)
+    said = refusal(capsys, 1, saved, "-o", folder, "--latest")
+    assert "is being trained by job 1007" in said and not (folder / "global_step5").exists()
+    shutil.rmtree(tmp_path / "run" / "state")
+    reshape(capsys, saved, "-o", folder, "--latest")
+    assert read_latest(folder) == 5
+
+
+def test_another_models_folder_is_not_written_to(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = memory_source(Sizes(), step=4)
+    info = CheckpointInfo({"tensor": 1}, {**SOURCE.facts.model, "model.layers": 70})
+    write_checkpoint(tmp_path / "other", other, 4, extras_of(other), info)
+    said = refusal(capsys, 1, saved, "-o", tmp_path / "other")
+    assert "holds checkpoints of another model (global_step4 differs in model.layers)" in said
+    assert not (tmp_path / "other" / "global_step5").exists()

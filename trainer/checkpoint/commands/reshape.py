@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from trainer.checkpoint.deepspeed_layout import DeepSpeedSource
 from trainer.checkpoint.deepspeed_write import layout_bytes, write_deepspeed_layout
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.resumable import Fault, model_fault, read_whole
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract import Manifest, checkpoint_name, manifest_faults
+from trainer.contract import LATEST_FILE, Manifest, checkpoint_name, checkpoint_steps, manifest_faults
 from trainer.data.progress import progress_bar, say
+from trainer.lease import trained_into
 
 HELP = "Rewrite a checkpoint in another layout, or, in DeepSpeed's layout, for another topology."
 DEGREES = ("tensor", "pipeline", "data")
@@ -34,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=["tr11", "deepspeed"], default="tr11", help="layout to write")
     for degree in DEGREES:
         parser.add_argument(f"--{degree}", type=int, metavar="N", help="degree; default: the checkpoint's own")
+    parser.add_argument("--latest", action="store_true", help="have DIR/latest name it, also where it names another")
     parser.add_argument("--weights-only", action="store_true", help="leave the optimizer's state out")
     parser.add_argument(
         "--verify", action=argparse.BooleanOptionalAction, default=True, help="compare all digests first"
@@ -50,6 +55,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     target = output / checkpoint_name(facts.step)
     if target.exists():
         raise CheckpointError(f"{target} exists already and is not replaced; name another folder")
+    _check_same_model(output, facts.model)
+    moves = options.latest or not os.path.lexists(output / LATEST_FILE)
+    if moves and (why := trained_into(output, time.time())):
+        raise CheckpointError(why)
     if output.resolve().is_relative_to(place):
         raise UsageError(f"-o {output}: lies inside the checkpoint; name another folder")
     source: TensorSource = WeightsOnly(original) if options.weights_only else original
@@ -71,11 +80,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
         if options.format == "deepspeed":
             settings = OptimizerSettings.of(getattr(original, "group_options", ()))
-            write_deepspeed_layout(output, source, facts.step, extras, info, settings=settings, on_bytes=moved)
+            write_deepspeed_layout(
+                output, source, facts.step, extras, info, settings=settings, latest=moves, on_bytes=moved
+            )
         else:
-            write_checkpoint(output, source, facts.step, extras, info, on_bytes=moved)
+            write_checkpoint(output, source, facts.step, extras, info, latest=moves, on_bytes=moved)
         bar.update(writing, completed=total)
-    remarks = original.remarks if isinstance(original, DeepSpeedSource) else []
+    remarks = list(original.remarks) if isinstance(original, DeepSpeedSource) else []
+    if not moves:
+        remarks.append(f"{output / LATEST_FILE} is as it was; --latest has it name the new one")
     for remark in remarks:
         say(f"tr11: {remark}")
     written = _manifest(target)
@@ -104,6 +117,18 @@ def describe(result: dict[str, Any]) -> str:
         f"{result['folder']}: step {result['step']}, {layout}{parts}, {result['bytes'] / 1e9:.2f} GB "
         f"in {result['files']} files"
     )
+
+
+def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
+    """Raises CheckpointError when the folder holds checkpoints of another model: its run would meet this one."""
+    for step in reversed(checkpoint_steps(output)):
+        manifest = read_whole(output, step)
+        fault = None if isinstance(manifest, Fault) else model_fault(manifest.model, model)
+        if fault is not None:
+            raise CheckpointError(
+                f"{output} holds checkpoints of another model ({checkpoint_name(step)} differs in {fault.key}); name "
+                "another folder"
+            )
 
 
 def _check_degrees(asked: Mapping[str, int], layout: str) -> None:

@@ -1,0 +1,34 @@
+"""Moving `latest`, which decides what a start takes: never under a living trainer, nor to what none resumes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
+from trainer.contract import LATEST_FILE, checkpoint_name, write_atomically
+from trainer.lease import trained_into
+
+
+class LatestRefused(Exception):
+    """`latest` must not be moved, and is as before. One line."""
+
+
+def require_no_trainer(folder: Path, now: float) -> None:
+    """Raises LatestRefused while a living trainer holds the lease of the run whose checkpoints lie in `folder`.
+
+    `now`: seconds since the epoch. Raises OSError where that cannot be seen.
+    """
+    why = trained_into(folder, now)
+    if why:
+        raise LatestRefused(why)
+
+
+def move_latest(folder: Path, step: int, need: ResumeNeed, now: float) -> None:
+    """Have `latest` in `folder` name a step from which a training resumes. Raises LatestRefused, OSError."""
+    require_no_trainer(folder, now)
+    _, fault = judge(folder, step, need, size_faults)
+    if fault is not None:
+        raise LatestRefused(
+            f"{folder / LATEST_FILE} is not moved: no training resumes from {checkpoint_name(step)}: {fault.text}"
+        )
+    write_atomically(folder / LATEST_FILE, checkpoint_name(step))
