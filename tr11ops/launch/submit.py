@@ -127,7 +127,7 @@ def submit(
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)
     said = {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name}
-    if plan.card.data.on_resume == "switch":
+    if plan.card["data"]["on_resume"] == "switch":
         said["data_on_resume"] = "switch"
     journal.write("launch", why, said, user)
     try:
