@@ -36,6 +36,7 @@ from tr11ops.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import Outcome
+    from tr11ops.alerts.situation import Situation
     from tr11ops.cluster.base import Scheduler
     from tr11ops.launch.session import LaunchJob
     from tr11ops.runcard import RunCard
@@ -155,10 +156,12 @@ def _pass(
     told = remarks(snapshot, findings, verdict, scene.pause)
     first = lines(snapshot, verdict, told)
     alerts = None
+    past, settled = replay(ledger), tuple[Deed, ...]()
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, first, notes)
-        alerts = _alert(run, findings, snapshot, verdict, email, notes)
-    past, settled = replay(ledger), tuple[Deed, ...]()
+        expected = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
+        situation = _situation(run, snapshot, expected, past, turn is not None)
+        alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if turn is not None:
         past, settled = _settled(past, snapshot, directory, notes)
     intended = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
@@ -224,8 +227,21 @@ def _settled(
 
 
 # ----------------------------------------------------------------------------- telling
+def _situation(run: Run, snapshot: Snapshot, expected: Plan, past: Past, may_act: bool) -> Situation:
+    """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
+    from tr11ops.report.situation import situation_of
+
+    return situation_of(run.directory, run.card, snapshot, None, expected, past, may_act)
+
+
 def _alert(
-    run: Run, findings: tuple[Finding, ...], snapshot: Snapshot, verdict: Verdict, email: bool, notes: list[str]
+    run: Run,
+    findings: tuple[Finding, ...],
+    snapshot: Snapshot,
+    verdict: Verdict,
+    email: bool,
+    notes: list[str],
+    situation: Situation | None = None,
 ) -> Outcome | None:
     """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
     from tr11ops.alerts.service import process
@@ -235,8 +251,9 @@ def _alert(
     hidden = blind(snapshot)
     try:
         outcome = process(
-            run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed
-        )
+            run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed,
+            situation=situation,
+        )  # fmt: skip
     except (OSError, ValueError, CardError) as error:
         notes.append(f"nobody could be alerted: {cause(error)}")
         return None

@@ -12,7 +12,8 @@ _TOKEN = re.compile(r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya2
 _KEY = re.compile(r"-----BEGIN.*", re.DOTALL)
 _HEADER = re.compile(r"(?i)\b(authorization\s*:\s*(?:bearer\s+|basic\s+)?|bearer\s+|basic\s+)[^\s\"',;]+")
 _FIELD = re.compile(
-    r"(?i)\b((?:[a-z-]*(?:signature|token|password|credential|secret)|[a-z_]+_token|upload_id|key)(?:=|:\s+))"
+    r"(?i)\b((?:[a-z-]*(?:signature|token|passw(?:or)?d|credential|secret)|[a-z_]+_token|api_?key)(?:\s*=\s*|\s*:\s+)"
+    r"|(?:upload_id|key)(?:=|:\s+))"
     r"[^\s&\"',;]+"
 )
 _USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]*@")

@@ -88,6 +88,7 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("backup", "credentials_file"),
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
+        ("alerts", "imap_credentials_file"),
         ("filesystems", "path"),
         ("perms", "folders"),
     }
@@ -98,6 +99,7 @@ SECRET_FILE_KEYS: frozenset[Key] = frozenset(
         ("backup", "credentials_file"),
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
+        ("alerts", "imap_credentials_file"),
     }
 )
 

@@ -51,7 +51,7 @@ class Scene:
 
     def process(
         self, directory: object, card: object, findings: Any, blind: frozenset[str], observed: bool, now: float,
-        deliver: bool = True, typed: str = "",
+        deliver: bool = True, typed: str = "", situation: object = None,
     ) -> Outcome:  # fmt: skip
         self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
         return Outcome(notes=("the mail server is away",))

@@ -96,8 +96,10 @@ class Message:
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
     `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is one of
-    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test. `alert` is a fingerprint, ""
-    for what belongs to none. `thread` is the Message-ID of the incident's first message, "" for that one itself.
+    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test; of several alerts, that of
+    the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all of them, and
+    `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first one
+    itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
     id: str
@@ -111,6 +113,10 @@ class Message:
     time: float
     message_id: str
     thread: str = ""
+    alerts: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    appendix: str = ""
+    urls: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,8 @@ class Book:
 
     `messages` and `events` are written in the same stroke as what caused them, so that no kill can part them; they
     leave the book when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is the
-    last look, `blind` the detectors that could not judge then, `digested` the last digest's moment.
+    last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says up
+    to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -144,6 +151,8 @@ class Book:
     looked: float | None = None
     blind: tuple[str, ...] = ()
     digested: float | None = None
+    mailbox: tuple[int, int] | None = None
+    answered: tuple[str, ...] = ()
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:

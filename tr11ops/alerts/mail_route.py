@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import smtplib
+import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.errors import MessageError
@@ -19,13 +21,15 @@ from email.policy import SMTP
 from email.utils import format_datetime
 
 from tr11ops.alerts.book import Message
+from tr11ops.alerts.messages import is_alarm
 from tr11ops.alerts.outbox import Entry, Report
 from tr11ops.alerts.wording import clean
-from tr11ops.detect.finding import Severity
+from tr11ops.deadline import Late, within
 from tr11ops.evidence import cause
 from tr11ops.units import duration
 
 TIMEOUT_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 LATE_SECONDS = 600.0
 _ADDRESS = re.compile(r"[!#-'*+./0-9=?A-Z^_`a-z{|}~-]+@[A-Za-z0-9._-]+")
 
@@ -34,7 +38,7 @@ _ADDRESS = re.compile(r"[!#-'*+./0-9=?A-Z^_`a-z{|}~-]+@[A-Za-z0-9._-]+")
 class MailRoute:
     """One mail server. `known` are the addresses that the card names: others that it refuses are given up.
 
-    `clock` tells how late a mail is.
+    `clock` tells how late a mail is. `timeout` is that of one answer, `deadline` that of a whole mail, in seconds.
     """
 
     host: str
@@ -44,6 +48,7 @@ class MailRoute:
     clock: Callable[[], float]
     known: Collection[str] = ()
     timeout: float = TIMEOUT_SECONDS
+    deadline: float = DEADLINE_SECONDS
     name: str = "mail"
 
     def send(self, entry: Entry) -> Report:
@@ -55,40 +60,33 @@ class MailRoute:
         right = tuple(address for address in to if address not in wrong)
         refused: dict[str, tuple[int, str]] = dict.fromkeys(wrong, (553, "is not a mail address"))
         if right:
+            line = _Line(smtplib.SMTP(timeout=self.timeout, local_hostname=self.local))
             try:
-                server = self._connect()
-            except (OSError, smtplib.SMTPException) as error:
+                mail = compose(entry.message, self.sender, self.clock())
+                refused |= within(self.deadline, lambda: self._send(line, mail, right), line.cut)
+            except smtplib.SMTPConnectError as error:
                 return Report(left=to, trouble=self._failure(error), is_unreachable=True)
-            try:
-                refused |= self._send(server, compose(entry.message, self.sender, self.clock()), right)
             except smtplib.SMTPResponseException as error:
                 refused |= dict.fromkeys(right, (error.smtp_code, _text(error.smtp_error)))
             except (smtplib.SMTPNotSupportedError, ValueError, MessageError) as error:
                 refused |= dict.fromkeys(right, (554, cause(error)))
             except (OSError, smtplib.SMTPException) as error:
-                return Report(left=to, trouble=self._failure(error), is_broken=True)
-            finally:
-                server.close()  # without goodbye: nothing that goes wrong once the mail was taken may count
+                lost = isinstance(error, Late) or not line.is_open
+                return Report(left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost)
         return self._report(to, refused)
 
-    def _connect(self) -> smtplib.SMTP:
-        """Raises OSError and SMTPException."""
-        server = smtplib.SMTP(timeout=self.timeout, local_hostname=self.local)
+    def _send(self, line: _Line, mail: EmailMessage, to: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+        """Connect and hand it over; returns who was refused. Raises OSError, SMTPException and ValueError."""
         try:
-            code, text = server.connect(self.host, self.port)
+            code, text = line.server.connect(self.host, self.port)
             if code != 220:
                 raise smtplib.SMTPConnectError(code, text)
-        except BaseException:
-            server.close()
-            raise
-        return server
-
-    def _send(self, server: smtplib.SMTP, mail: EmailMessage, to: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-        """Hand it over; returns who was refused. Raises OSError, SMTPException and ValueError."""
-        try:
-            refused = server.send_message(mail, from_addr=self.sender, to_addrs=list(to))
+            line.is_open = True
+            refused = line.server.send_message(mail, from_addr=self.sender, to_addrs=list(to))
         except smtplib.SMTPRecipientsRefused as error:
             refused = {address: error.recipients.get(address, (450, b"was not asked")) for address in to}
+        finally:
+            line.server.close()  # without goodbye: nothing that goes wrong once the mail was taken may count
         return {address: (code, _text(words)) for address, (code, words) in refused.items()}
 
     def _report(self, to: tuple[str, ...], refused: dict[str, tuple[int, str]]) -> Report:
@@ -111,6 +109,20 @@ class MailRoute:
         return clean(f"the server said {code} {_text(words)}", 200)
 
 
+@dataclass
+class _Line:
+    """A connection, and whether the server has greeted us on it."""
+
+    server: smtplib.SMTP
+    is_open: bool = False
+
+    def cut(self) -> None:
+        """End it from outside: whoever reads from it is told that it is over."""
+        if self.server.sock is not None:
+            with suppress(OSError):
+                self.server.sock.shutdown(socket.SHUT_RDWR)
+
+
 def compose(message: Message, sender: str, now: float) -> EmailMessage:
     """The mail of a message. Its date is when it was written; one that comes late says so.
 
@@ -126,11 +138,12 @@ def compose(message: Message, sender: str, now: float) -> EmailMessage:
         mail["In-Reply-To"] = message.thread
         mail["References"] = message.thread
     mail["Auto-Submitted"] = "auto-generated"  # no holiday notes in answer
-    if message.severity is Severity.CRITICAL and message.kind != "cleared":
+    if is_alarm(message):
         mail["Importance"] = "high"
     late = now - message.time
     note = f"(This waited {duration(late)} for the mail server.)\n\n" if late > LATE_SECONDS else ""
-    body = (note + message.body).encode("utf-8", "replace").decode("utf-8")
+    appendix = f"\n{message.appendix}\n" if message.appendix else ""
+    body = (note + message.body + appendix).encode("utf-8", "replace").decode("utf-8")
     mail.set_content(body, cte="7bit" if _is_simple(body) else "quoted-printable")
     return mail
 

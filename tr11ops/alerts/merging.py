@@ -28,6 +28,8 @@ def merged(home: Book, local: Book) -> Book:
         messages=tuple({message.id: message for message in (*home.messages, *local.messages)}.values()),
         events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
         digested=max(digests, default=None),
+        mailbox=newest.mailbox or home.mailbox or local.mailbox,
+        answered=tuple(dict.fromkeys((*home.answered, *local.answered))),
     )
 
 

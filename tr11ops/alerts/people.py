@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 from tr11ops.alerts.book import Alert, Book, Message
 from tr11ops.alerts.changes import Change, apply, resolve_prefix
+from tr11ops.alerts.digest_text import digest, digest_message, trial_message
+from tr11ops.alerts.grouping import Part
 from tr11ops.alerts.mail_route import is_address
+from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
+from tr11ops.alerts.messages import alert_message
 from tr11ops.alerts.outbox import Entry
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import backlog
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
+from tr11ops.alerts.situation import Situation
 from tr11ops.alerts.store import commit, read_book
 from tr11ops.alerts.telling import Word, digest_readers, tell, told
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.alerts.wording import alert_message, digest, digest_message, trial_message
 from tr11ops.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -76,16 +80,16 @@ def _assignments(
         if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
             continue
         word = Word("assigned", (alert.owner,))
-        message = alert_message(alert, word.kind, word.to, policy, now)
+        message = alert_message((Part(alert, word.kind, word.to),), word.to, policy, now)
         messages.append(message)
-        book = book.with_alert(told(alert, word, message, now))
+        book = book.with_alert(told(alert, word, (message,), now))
     return replace(book, messages=(*book.messages, *messages)), tuple(messages)
 
 
 def send_test(
     directory: RunDirectory, card: RunCard, to: tuple[str, ...], now: float, typed: str = ""
 ) -> tuple[tuple[str, str, str], ...]:
-    """Send a test message on every route, at once; (route, to whom, trouble or "") of each."""
+    """Send a test message on every route, at once, and read the mailbox; (route, to whom, trouble or "") of each."""
     policy = policy_for(directory, card, typed)
     mail, urls = routes(card, policy, lambda: now)
     results: list[tuple[str, str, str]] = []
@@ -95,11 +99,28 @@ def send_test(
         results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
     if isinstance(urls, UrlRoute) and not to:
         results += [("urls", name, trouble) for name, trouble in urls.send_each(message)]
+    mailbox = mailbox_of(card)
+    if mailbox is not None and not to:
+        results.append(("imap", f"{mailbox.host}:{mailbox.port}", _trouble(mailbox, policy, now)))
     return tuple(results)
 
 
+def _trouble(mailbox: Mailbox, policy: Policy, now: float) -> str:
+    """Why replies cannot be read; "" where they can."""
+    try:
+        mailbox.read(policy.domain, None, now)
+    except MailboxError as error:
+        return str(error)
+    return ""
+
+
 def send_digest(
-    directory: RunDirectory, card: RunCard, now: float, again: bool = False, typed: str = ""
+    directory: RunDirectory,
+    card: RunCard,
+    now: float,
+    again: bool = False,
+    typed: str = "",
+    situation: Situation | None = None,
 ) -> tuple[Message | None, tuple[str, ...]]:
     """Send the daily summary that is due; with `again` also one that went out already.
 
@@ -112,7 +133,7 @@ def send_digest(
         due = policy.digest_moment(now) if not again else now
         if due is None or (not again and book.digested is not None and due <= book.digested):
             return book, None
-        message = digest_message(book, digest_readers(policy, now), policy, now, due, left)
+        message = digest_message(book, digest_readers(policy, now), policy, now, due, left, situation)
         digested = book.digested if again else due
         return replace(book, digested=digested, messages=(*book.messages, message)), message
 
@@ -124,6 +145,8 @@ def send_digest(
     return message, (*notes, *troubles)
 
 
-def read_digest(directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> tuple[str, tuple[str, ...]]:
+def read_digest(
+    directory: RunDirectory, card: RunCard, now: float, typed: str = "", situation: Situation | None = None
+) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_book` does."""
-    return digest(read_book(directory).book, policy_for(directory, card, typed), now, backlog(directory))
+    return digest(read_book(directory).book, policy_for(directory, card, typed), now, backlog(directory), situation)

@@ -23,7 +23,8 @@ class Policy:
 
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
     we run, and where commands are typed.
-    `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs.
+    `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs. `reads_replies`:
+    a mailbox is read for what people reply.
     """
 
     run: str
@@ -43,6 +44,12 @@ class Policy:
     resolve_after: int = 2
     digest_time: time | None = None
     has_urls: bool = False
+    reads_replies: bool = False
+
+    @property
+    def domain(self) -> str:
+        """The right half of this run's Message-IDs."""
+        return f"{self.mark}.tr11.invalid"
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -142,6 +149,7 @@ def policy_of(card: RunCard, *, mark: str, host: str, folder: str = "", typed: s
         resolve_after=rules.resolve_after,
         digest_time=time.fromisoformat(rules.digest_time) if rules.digest_time else None,
         has_urls=rules.urls_file is not None,
+        reads_replies=rules.imap_host is not None,
     )
 
 

@@ -35,6 +35,8 @@ def about(book: Book, message: Message) -> dict[str, Any]:
     """What the journal keeps of a message: never its text."""
     alert = book.find(message.alert) if message.alert else None
     data: dict[str, Any] = {"message": message.id, "kind": message.kind, "to": list(message.to)}
+    if len(message.alerts) > 1:
+        data["alerts"] = list(message.alerts)
     return data if alert is None else {**event_of(alert, SENT, WATCHDOG, "", message.time).data, **data}
 
 
@@ -84,7 +86,7 @@ def _struck(book: Book, queued: set[str], written: set[str]) -> Book:
 
 
 def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
-    return (*(("mail",) if message.to else ()), *(("urls",) if policy.has_urls else ()))
+    return (*(("mail",) if message.to else ()), *(("urls",) if policy.has_urls and message.urls else ()))
 
 
 # ----------------------------------------------------------------------------- sending
@@ -103,8 +105,9 @@ def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Rou
     rules = card.alerts
     local = policy.host if policy.host.isascii() else "localhost"
     sender = rules.sender or f"tr11@{local}"
-    mail: Route = MailRoute(rules.smtp_host, rules.smtp_port, sender, local, now, frozenset(policy.everyone))
-    urls: Route = UrlRoute(Path(rules.urls_file)) if rules.urls_file is not None else ClosedRoute()
+    known, most = frozenset(policy.everyone), rules.delivery_seconds
+    mail: Route = MailRoute(rules.smtp_host, rules.smtp_port, sender, local, now, known, deadline=most)
+    urls: Route = ClosedRoute() if rules.urls_file is None else UrlRoute(Path(rules.urls_file), deadline=most)
     return mail, urls
 
 

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.book import Alert, Book, Event, Message, stamp
 from tr11ops.alerts.incidents import WATCHDOG, look
+from tr11ops.alerts.mail_replies import apply_mails
+from tr11ops.alerts.mailbox import Inbox, MailboxError, mailbox_of
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.outbox import Entry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import Waiting, backlog, waiting
 from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
+from tr11ops.alerts.situation import Situation
 from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_book
 from tr11ops.alerts.telling import tell
 from tr11ops.detect.finding import Finding
@@ -63,15 +66,17 @@ def process(
     now: float,
     deliver: bool = True,
     typed: str = "",
+    situation: Situation | None = None,
 ) -> Outcome:
     """Take in a look at the run at `now`: keep the book, queue and send messages, call the dead-man URL.
 
     `blind` are the detectors that could not judge; with `observed` False no detector could, and no absence counts.
     `deliver` False sends nothing: messages are recorded as suppressed, and the next look that may send says them.
-    `typed` is the card as the person named it. Nothing that disk, network or mail server do is raised: it is a note.
+    `typed` is the card as the person named it; `situation` is what messages say of the run. Nothing that disk, network
+    or mail server do is raised: it is a note.
     """
     policy = policy_for(directory, card, typed)
-    sight = Look(tuple(findings), blind, observed, now)
+    sight = Look(tuple(findings), blind, observed, now, situation)
     try:
         if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
@@ -90,12 +95,13 @@ def process(
 
 @dataclass(frozen=True)
 class Look:
-    """What one look found at `time`, who could not judge, and whether anything was seen at all."""
+    """What one look found at `time`, who could not judge, whether anything was seen, and how the run is doing."""
 
     found: tuple[Finding, ...]
     blind: frozenset[str]
     observed: bool
     time: float
+    situation: Situation | None = None
 
     def of(self, book: Book, policy: Policy) -> Book:
         """The book with this look taken in."""
@@ -119,22 +125,25 @@ def _recorded(
     known_there = Book() if home is None else known(read_observed(lambda: read_book(home).book), Book())
     notes: list[str] = []
     replies = _replies(store, notes)
+    inbox = _inbox(store, known_there, card, policy, now, notes)
     before = backlog(store)
 
-    def change(book: Book) -> tuple[Book, tuple[tuple[Message, ...], dict[str, str]]]:
+    def change(book: Book) -> tuple[Book, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
         if home is not None:
             book = merged(known_there if book.looked is None else replace(known_there, events=()), book)
         answered, refused = apply_replies(book, replies, now)
+        answered, unheeded = apply_mails(answered, inbox.mails, policy, now)
+        answered = replace(answered, mailbox=inbox.seen or answered.mailbox)
         looked = sight.of(answered, policy)
-        after, messages = tell(looked, policy, now, before)
+        after, messages = tell(looked, policy, now, before, situation=sight.situation)
         if not deliver:
             after = looked.with_events(_suppressed(looked, message, now) for message in messages)
-        return after, (messages, refused)
+        return after, (messages, refused, unheeded)
 
-    stored, (messages, refused) = commit(store, change)
+    stored, (messages, refused, unheeded) = commit(store, change)
     if stored.damage:
         notes.append(f"{stored.damage}; what could be read was used, and some messages may come again")
-    notes += put_away(store, replies, refused)
+    notes += [*put_away(store, replies, refused), *unheeded]
     if not policy.is_reachable:
         notes.append("nobody is told of anything: set alerts.recipients in the card")
     mine = messages if home is None else stored.book.messages
@@ -172,6 +181,21 @@ def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
         return ()
 
 
+def _inbox(
+    store: RunDirectory, known_there: Book, card: RunCard, policy: Policy, now: float, notes: list[str]
+) -> Inbox:
+    """The replies by mail that are new; none where the mailbox cannot be read, which is noted."""
+    mailbox = mailbox_of(card)
+    if mailbox is None:
+        return Inbox()
+    book = merged(known_there, known(read_observed(lambda: read_book(store).book), Book()))
+    try:
+        return mailbox.read(policy.domain, book.mailbox, now)
+    except MailboxError as error:
+        notes.append(str(error))
+        return Inbox()
+
+
 def _suppressed(book: Book, message: Message, now: float) -> Event:
     data = {**about(book, message), "suppressed": True}
     return Event(f"{message.id}-suppressed-{stamp(now)}", SENT, WATCHDOG, "suppressed: no mail was wanted", now, data)
@@ -191,13 +215,15 @@ def _without_record(
     last = read_observed(lambda: read_book(directory).book)
     looked = sight.of(Book() if isinstance(last, Unknown) else last, policy)
     now = sight.time
-    after, messages = tell(looked, policy, now, only=frozenset(alert.fingerprint for alert in looked.alerts))
-    sent = 0
+    names = frozenset(alert.fingerprint for alert in looked.alerts)
+    after, messages = tell(looked, policy, now, only=names, situation=sight.situation)
+    sent, away = 0, set[str]()
     for message in messages if deliver else ():
         for route in routes(card, policy, lambda: now):
-            if route.name in routes_of(message, policy):
+            if route.name in routes_of(message, policy) and route.name not in away:
                 report = route.send(Entry(message, route.name, left=message.to))
                 sent += report.is_over
+                away |= {route.name} if report.is_unreachable else set()
                 notes += [f"{route.name}: {report.trouble}"] if report.trouble else []
     return Outcome(open=after.open_alerts, messages=messages, suppressed=not deliver, sent=sent, notes=tuple(notes))
 

@@ -143,6 +143,8 @@ def _book(value: Any, place: Path) -> Book:
         looked=_moment(value["looked"]),
         blind=tuple(map(str, value["blind"])),
         digested=_moment(value["digested"]),
+        mailbox=_pair(value.get("mailbox")),
+        answered=tuple(map(str, value.get("answered", ()))),
     )
 
 
@@ -161,6 +163,14 @@ def record(kind: type[T], value: dict[str, Any]) -> T:
             raise ValueError(f"{entry.name} is not a number")
         known[entry.name] = item
     return kind(**known)
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(item, int) for item in value):
+        raise ValueError(f"{value!r} is not a place in a mailbox")
+    return value[0], value[1]
 
 
 def _moment(value: object) -> float | None:

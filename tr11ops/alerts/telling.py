@@ -16,12 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tr11ops.alerts.book import Alert, Book, Message, elapsed
+from tr11ops.alerts.digest_text import digest_message
+from tr11ops.alerts.grouping import Part, grouped
 from tr11ops.alerts.incidents import is_worth_a_message, look
+from tr11ops.alerts.messages import alert_message
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
-from tr11ops.alerts.wording import Backlog, alert_message, digest_message
+from tr11ops.alerts.situation import Situation
+from tr11ops.alerts.wording import Backlog
 from tr11ops.detect.finding import Finding, Severity
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
+MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -51,12 +56,14 @@ def tell(
     now: float,
     backlog: Backlog | None = None,
     only: frozenset[str] | None = None,
+    situation: Situation | None = None,
 ) -> tuple[Book, tuple[Message, ...]]:
     """The messages that are due now, and the book that knows of them.
 
-    `only` limits it to alerts of these fingerprints, and leaves the digest out.
+    `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
+    of the run.
     """
-    messages: list[Message] = []
+    words: dict[str, Word] = {}
     alerts: list[Alert] = []
     for alert in book.alerts:
         if only is not None and alert.fingerprint not in only:
@@ -65,21 +72,37 @@ def tell(
         word = _word(alert, policy, now)
         after = _stepped(alert, word, policy, now)
         if word is not None and policy.is_reachable:
-            message = alert_message(alert, word.kind, word.to, policy, now)
-            messages.append(message)
-            after = told(after, word, message, now)
-        elif word is not None and word.kind == "cleared":  # nobody is left to wait for it
+            words[alert.fingerprint] = word
+        elif word is not None and word.kind == "cleared":  # no one is left to wait for it
             after = replace(after, said=None)
         alerts.append(after)
+    known = ((alert, words[alert.fingerprint]) for alert in alerts if alert.fingerprint in words)
+    parts = (Part(alert, word.kind, word.to) for alert, word in known)
+    messages = [
+        alert_message(group.parts, group.to, policy, now, situation, group.urls)
+        for group in grouped(parts)
+        if group.to or (group.urls and policy.has_urls)
+    ]
+    by_alert: dict[str, list[Message]] = {}
+    for message in messages:
+        for name in message.alerts:
+            by_alert.setdefault(name, []).append(message)
+    alerts = [
+        told(alert, words[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
+        if alert.fingerprint in words
+        else alert
+        for alert in alerts
+    ]
     done = replace(book, alerts=tuple(alerts))
     if only is None:
-        done, digest = _digest(done, policy, now, backlog)
+        done, digest = _digest(done, policy, now, backlog, situation)
         messages += digest
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
-def told(alert: Alert, word: Word, message: Message, now: float) -> Alert:
-    """The alert after a message about it."""
+def told(alert: Alert, word: Word, messages: Iterable[Message], now: float) -> Alert:
+    """The alert after what one look has said of it."""
+    identities = tuple(message.message_id for message in messages)
     cleared = word.kind == "cleared"
     after = replace(
         alert,
@@ -90,7 +113,8 @@ def told(alert: Alert, word: Word, message: Message, now: float) -> Alert:
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
-        thread=alert.thread or message.message_id,
+        thread=alert.thread or " ".join(identities),
+        mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
     return replace(after, alarmed=now, escalated=0) if word.kind in ALARMS else after
 
@@ -167,7 +191,9 @@ def _mail(name: str) -> tuple[str, ...]:
 
 
 # ----------------------------------------------------------------------------- the digest
-def _digest(book: Book, policy: Policy, now: float, backlog: Backlog | None) -> tuple[Book, tuple[Message, ...]]:
+def _digest(
+    book: Book, policy: Policy, now: float, backlog: Backlog | None, situation: Situation | None
+) -> tuple[Book, tuple[Message, ...]]:
     """The daily summary, once for each day on which anybody looked, also when there is nothing to say."""
     moment = policy.digest_moment(now)
     if moment is None:
@@ -177,7 +203,7 @@ def _digest(book: Book, policy: Policy, now: float, backlog: Backlog | None) -> 
     if moment <= book.digested:
         return book, ()
     to = digest_readers(policy, now)
-    messages = (digest_message(book, to, policy, now, moment, backlog),) if policy.is_reachable else ()
+    messages = (digest_message(book, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
     return replace(book, digested=moment), messages
 
 

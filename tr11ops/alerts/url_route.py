@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.alerts.book import Message
 from tr11ops.alerts.outbox import Entry, Report
 from tr11ops.alerts.secret_file import secret_lines, shown
+from tr11ops.deadline import Late, within
 from tr11ops.detect.finding import Severity
 from tr11ops.private_file import PrivateFileError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import apprise
 
 TIMEOUT_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class UrlRoute:
 
     path: Path
     timeout: float = TIMEOUT_SECONDS
+    deadline: float = DEADLINE_SECONDS
     name: str = "urls"
 
     def send(self, entry: Entry) -> Report:
@@ -43,7 +46,13 @@ class UrlRoute:
         except PrivateFileError as error:
             return (("alerts.urls_file", str(error)),)
         left = [(shown(url), url) for url in dict.fromkeys(urls) if shown(url) not in done]
-        return tuple((name, self._send(url, message)) for name, url in left)
+        return tuple((name, self._in_time(url, message)) for name, url in left)
+
+    def _in_time(self, url: str, message: Message) -> str:
+        try:
+            return within(self.deadline, lambda: self._send(url, message))
+        except Late as error:
+            return str(error)
 
     def _send(self, url: str, message: Message) -> str:
         """What went wrong, in words that give nothing of the URL away."""

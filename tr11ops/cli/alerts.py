@@ -133,15 +133,22 @@ def digest(
     """
     from tr11ops.alerts.people import read_digest, send_digest
     from tr11ops.alerts.sending import policy_for
+    from tr11ops.observe import facts_of, observe
+    from tr11ops.report.situation import situation_of
+    from tr11ops.snapshot import Unknown
 
     room = open_room(run, overrides)
     if again and not send:
         raise Refusal("--again goes with --send", exit_code=2)
+    now = time.time()
+    unasked = Unknown("the scheduler was not asked")
+    snapshot = observe(room.directory, facts_of(room.card, named_card(run)), unasked, now)
+    situation = situation_of(room.directory, room.card, snapshot)
     try:
         if not send:
-            _show_digest(*read_digest(room.directory, room.card, time.time(), named_card(run)), as_json)
+            _show_digest(*read_digest(room.directory, room.card, now, named_card(run), situation), as_json)
             return
-        message, notes = send_digest(room.directory, room.card, time.time(), again, named_card(run))
+        message, notes = send_digest(room.directory, room.card, now, again, named_card(run), situation)
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     for line in notes:

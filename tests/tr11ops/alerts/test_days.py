@@ -59,7 +59,7 @@ def test_escalation_by_the_minute_and_acknowledgement(office: Make, mailbox: Mai
         desk.look(NOON + minute * MINUTE, finding())
         told += [(minute, to) for to in mailbox.told()[len(told) :]]
     assert told == [(0, (ANA,)), (30, (BEN,)), (60, (CLEO,)), (90, EVERYBODY)]
-    assert "Nobody has acknowledged this for 30 min" in body(mailbox, 1)
+    assert "No one has acknowledged this for 30 min" in body(mailbox, 1)
     assert "ben@example.org" in body(mailbox, 2).split("Told before:")[1]
 
 
@@ -228,6 +228,7 @@ def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: M
     assert [lines[index + 1].split()[:2] for index, line in enumerate(lines) if line == here] == [
         ["tr11", "logs"],
         ["tr11", "alerts"],
+        ["export", "TR11_RUN=tr11.toml"],  # before the commands of the runbook
     ]
 
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from tests.tr11ops.alerts.office import (
     Server,
     finding,
 )
+from tr11ops.alerts import dead_man
 from tr11ops.alerts.book import Message
 from tr11ops.alerts.mail_route import MailRoute, compose, is_address
 from tr11ops.alerts.outbox import CLAIM_SECONDS, Entry, delay, deliver, queue, waiting_entries
@@ -275,7 +277,7 @@ def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: M
     children = [forked(lambda shift=shift: desk.look(NOON + shift, *found)) for shift in (0.0, 0.001, 0.002)]
     assert [finish(child) for child in children] == [0, 0, 0]
     desk.look(NOON + HOUR, *found)
-    assert sorted(Counter(identities(mailbox)).values()) == [1] * 8
+    assert list(Counter(identities(mailbox)).values()) == [1]
     assert len(desk.book.open_alerts) == 8
     assert len({entry.data["fingerprint"] for entry in desk.journal("alert-opened")}) == 8
 
@@ -393,3 +395,61 @@ def test_mail_to_lists_goes_once_with_no_delivery_when_asked(office: Make, mailb
     assert desk.look(NOON + MINUTE, finding()).sent == 1  # nobody has heard of it yet
     assert mailbox.told() == [(LIST,)]
     assert desk.journal("alert-sent")[-1].data["to"] == [LIST]
+
+
+# ----------------------------------------------------------------------------- one deadline
+class Drip:
+    """A mail server that sends a line of its greeting every twentieth of a second, and never the last one."""
+
+    def __init__(self, beginning: bytes = b"") -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.beginning, self.over = beginning, threading.Event()
+        self.cut_off = threading.Event()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self.listener.accept()
+        with connection:
+            try:
+                connection.sendall(self.beginning)
+                while not self.over.wait(0.05):
+                    connection.sendall(b"220-still here\r\n")
+            except OSError:
+                self.cut_off.set()
+
+    def close(self) -> None:
+        self.over.set()
+        self.listener.close()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"220 here\r\n"], ids=["greeting", "answer"])
+def test_a_server_that_drips_lines_costs_one_deadline_and_is_tried_again(
+    tmp_path: Path, mailbox: Mailbox, server: Server, beginning: bytes
+) -> None:
+    drip = Drip(beginning)
+    try:
+        desk = Office(tmp_path, drip.port, TWO, "delivery_seconds=0.4", "escalate_minutes=[]")
+        outcome = desk.look(NOON, finding(), finding("slow", WARNING, "n01"))
+        assert drip.cut_off.wait(10)
+    finally:
+        drip.close()
+    assert outcome.sent == 0 and outcome.waiting.count == 2
+    assert outcome.notes == (f"mail: 127.0.0.1:{drip.port}: not done within 0.4 s",)
+    desk.port = server.port
+    desk.set(TWO, "escalate_minutes=[]")
+    assert desk.look(NOON + 10 * MINUTE, finding(), finding("slow", WARNING, "n01")).sent == 2
+    assert len(mailbox.mails) == 2
+
+
+def test_a_service_that_drips_costs_one_deadline(tmp_path: Path) -> None:
+    drip = Drip(b"HTTP/1.1 200 OK\r\n")
+    secret = tmp_path / "url"
+    secret.write_text(f"http://127.0.0.1:{drip.port}/x\n")
+    secret.chmod(0o600)
+    try:
+        assert "within" in dead_man.ping(secret, timeout=0.2)
+    finally:
+        drip.close()

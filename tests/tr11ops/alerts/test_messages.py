@@ -1,0 +1,205 @@
+"""What a mail says, in which order, and how many mails one look makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.tr11ops.alerts.office import (
+    ANA,
+    BEN,
+    CRITICAL,
+    HOUR,
+    LIST,
+    MINUTE,
+    NOON,
+    WARNING,
+    Mailbox,
+    Office,
+    at,
+    finding,
+)  # fmt: skip
+from tests.tr11ops.test_runbook_pages import PAGES
+from tr11ops.alerts.book import Book
+from tr11ops.alerts.incidents import look
+from tr11ops.alerts.mail_route import compose
+from tr11ops.alerts.messages import MOST_TITLES
+from tr11ops.alerts.pages import page_lines
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import Act, Situation, Spell, what_tr11_does
+from tr11ops.alerts.telling import tell
+from tr11ops.detect.finding import Finding, Severity
+
+Make = Callable[..., Office]
+POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
+HANG = finding("hung", title="job 1007 hangs: no sign of life for 31 min", fix="tr11 logs --run tr11.toml --rank 17")
+SPELL = Spell(0, 2.4, 2.3, 48.0, 0.75, 64.0, 16.0)
+CANCEL = Act("cancel", "cancel 1007: job 1007 hangs", NOON + MINUTE)
+
+
+def lost(number: int, severity: Severity = WARNING) -> Finding:
+    return finding(
+        "node-lost", severity, "1007", title=f"job 1007 has lost n{number:02d}", identity=(f"n{number:02d}",)
+    )
+
+
+# ----------------------------------------------------------------------------- how many
+def test_fifty_one_findings_of_one_look_are_one_mail(office: Make, mailbox: Mailbox) -> None:
+    desk = office(f'recipients=["{ANA}","{BEN}"]', "resolve_after=1")
+    found = [lost(number) for number in range(51)]
+    desk.look(NOON, *found)
+    assert mailbox.told() == [(ANA, BEN)]
+    assert mailbox.subjects == ["[WARNING] small: job 1007 has lost n00 (and 50 more)"]
+    text = mailbox.mails[0][1].get_content()
+    assert all(f"has lost n{number:02d}" in text for number in range(51))
+    assert max(map(len, text.splitlines())) <= 78 + len(str(desk.folder))
+    desk.look(NOON + MINUTE, *found)
+    assert len(mailbox.mails) == 1
+    desk.look(NOON + 2 * MINUTE)
+    assert mailbox.subjects[1:] == ["[OK] small: over: job 1007 has lost n00 (and 50 more)"]
+    assert mailbox.mails[1][1]["In-Reply-To"] == mailbox.mails[0][1]["Message-ID"]
+    assert len(desk.journal("alert-opened")) == len(desk.journal("alert-resolved")) == 51
+    assert len(desk.journal("alert-sent")[0].data["alerts"]) == 51
+
+
+def test_what_is_critical_has_a_mail_of_its_own_for_each_kind_of_fault(office: Make, mailbox: Mailbox) -> None:
+    desk = office(f'recipients=["{ANA}"]')
+    desk.look(NOON, *(lost(n) for n in range(5)), lost(7, CRITICAL), lost(8, CRITICAL), finding("down", title="down"))
+    assert sorted(mailbox.subjects) == [
+        "[CRITICAL] small: down",
+        "[CRITICAL] small: job 1007 has lost n07 (and 1 more)",
+        "[WARNING] small: job 1007 has lost n00 (and 4 more)",
+    ]
+
+
+def test_nobody_is_told_twice_where_people_hear_of_different_things(office: Make, mailbox: Mailbox) -> None:
+    """Ana knew of the first; Ben is on duty when it ends, and another begins."""
+    desk = office(f'rota=["{ANA}","{BEN}"]', 'rota_start="2022-05-02"', "resolve_after=1")
+    turn = at("2022-05-09 00:00")
+    desk.look(turn - 1, lost(1))
+    desk.look(turn, lost(2), lost(3))
+    assert mailbox.told() == [(ANA,), (BEN,), (ANA,)] or mailbox.told() == [(ANA,), (ANA,), (BEN,)]
+    desk.look(turn + MINUTE, lost(2), lost(3))
+    assert len(mailbox.mails) == 3
+
+
+def test_delivery_urls_get_each_part_once() -> None:
+    policy = Policy(run="small", directory="/r", rota=(ANA, BEN), has_urls=True)
+    book, first = tell(look(Book(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
+    assert [message.urls for message in first] == [True]
+    later = NOON + 7 * 86400
+    book, second = tell(look(book, [lost(1), lost(2)], frozenset(), policy, later), policy, later)
+    assert sorted(len(message.alerts) for message in second if message.urls) == [2]
+    assert {address for message in second for address in message.to} >= {BEN}
+
+
+def test_thousands_of_findings_make_a_mail_that_can_be_read() -> None:
+    found = [finding("slow-node", WARNING, f"node{number}", title="x" * 150) for number in range(3000)]
+    _, (message,) = tell(look(Book(), found, frozenset(), POLICY, NOON), POLICY, NOON)
+    assert f"and {3000 - MOST_TITLES} more: tr11 alerts list" in message.body
+    assert len(message.body) < 40_000
+
+
+# ----------------------------------------------------------------------------- what
+def message_of(found: Finding, situation: Situation | None = None, policy: Policy = POLICY) -> str:
+    _, (message,) = tell(
+        look(Book(), [found], frozenset(), policy, NOON), policy, NOON + 5 * MINUTE, situation=situation
+    )
+    return message.body + message.appendix
+
+
+def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
+    situation = Situation(
+        "iteration 12,000 of 95,367 (12.5 %), loss 2.3120", planned=(CANCEL,), may_act=True, since=lambda _: SPELL
+    )
+    text = message_of(HANG, situation)
+    assert (
+        " ".join(text.splitlines()[:6]).split()
+        == (
+            "job 1007 hangs: no sign of life for 31 min, since 2022-05-02 12:00 UTC (5 min)."
+            " tr11 will now cancel 1007: job 1007 hangs. Type: cd /home/ana tr11 logs --run tr11.toml --rank 17"
+        ).split()
+    )
+    assert "Progress: iteration 12,000 of 95,367 (12.5 %), loss 2.3120\n" in text
+    assert "Cost:     16.0 of 64.0 node-hours lost since it began\n" in text
+    assert "---- hung.md ---" in text and "    tr11 kill --now --wait --yes" in text
+    assert "export TR11_RUN=tr11.toml" in text
+    assert max(map(len, text.splitlines())) <= 78
+
+
+@pytest.mark.parametrize(
+    ("situation", "words"),
+    [
+        (None, ""),
+        (Situation(), "tr11 does nothing about it by itself."),
+        (Situation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
+        (Situation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs; it may not act"),
+        (Situation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not act: cancel 1007: x; not done: y."),
+        (Situation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
+        (Situation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
+    ],
+)
+def test_what_tr11_does_is_said(situation: Situation | None, words: str) -> None:
+    (alert,) = look(Book(), [HANG], frozenset(), POLICY, NOON).alerts
+    said = what_tr11_does(alert, situation)
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_only_what_works_is_offered_as_acknowledgement() -> None:
+    text = message_of(HANG)
+    assert re.search(r"^  tr11 alerts ack [0-9a-f]{12} --run tr11.toml$", text, re.MULTILINE)
+    assert "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
+    read = message_of(HANG, policy=Policy(**{**vars(POLICY), "reads_replies": True}))
+    assert "  reply to this mail with the one word: ack" in read and "not read" not in read
+
+
+def test_no_word_of_another_team_is_left() -> None:
+    for name in ("down", "hung", "node-lost"):
+        text = message_of(finding(name, title="it is"))
+        assert "Eng WG" not in text and "engineering chat" not in text and "***" not in text
+
+
+def test_an_all_clear_needs_no_page_and_no_command(office: Make, mailbox: Mailbox) -> None:
+    desk = office(f'recipients=["{LIST}"]', "resolve_after=1")
+    desk.look(NOON, finding())
+    desk.look(NOON + HOUR)
+    text = mailbox.mails[1][1].get_content()
+    first = "Over: stalled it is. It lasted 1 h 00 min (not seen in 1 looks). Nothing to type."
+    assert " ".join(text.split()).startswith(first)
+    assert "----" not in text and "tr11 alerts" not in text
+
+
+def test_hostile_names_forge_no_header_and_no_line() -> None:
+    evil = "n01\r\nBcc: eve@example.org\r\n\r\nhf_abcdefghijkl Größe"
+    found = finding(
+        "slow-node", WARNING, evil, title=f"{evil} is slow", evidence=(evil,), fix=f"tr11 nodes check {evil}"
+    )
+    _, (message,) = tell(look(Book(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
+    mail = compose(message, "bot@example.org", NOON)
+    assert mail["Bcc"] is None and "\n" not in str(mail["Subject"]) and "Größe" in str(mail["Subject"])
+    assert b"\r\nBcc:" not in mail.as_bytes() and "hf_abcdefghijkl" not in mail.get_content()
+    assert not [line for line in mail.get_content().splitlines() if line.startswith("Bcc")]
+
+
+def test_urls_do_not_get_the_runbook() -> None:
+    _, (message,) = tell(look(Book(), [HANG], frozenset(), POLICY, NOON), POLICY, NOON)
+    assert "----" not in message.body and "---- hung.md" in message.appendix
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_page_is_plain_text_with_all_its_commands(page: object) -> None:
+    from pathlib import Path
+
+    assert isinstance(page, Path)
+    lines = page_lines(page.name, 78)
+    text = "\n".join(lines)
+    assert "```" not in text and "**" not in text and "](" not in text
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= 78
+    for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert all(f"    {line}".rstrip() in lines for line in block.splitlines())
+
+
+def test_a_page_that_is_not_there_is_left_out() -> None:
+    assert page_lines("no-such-page.md", 78) == ()

@@ -1,0 +1,153 @@
+"""The daily summary, and the message that proves that messages arrive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from tr11ops.alerts.book import Alert, Book, Message, stamp
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import Situation, Spell
+from tr11ops.alerts.wording import (
+    LONGEST_SUBJECT,
+    Backlog,
+    clean,
+    command,
+    enter,
+    message_identity,
+    moment,
+    place,
+    wrapped,
+)
+from tr11ops.detect.finding import Severity
+from tr11ops.units import duration
+
+
+def digest_message(
+    book: Book,
+    to: tuple[str, ...],
+    policy: Policy,
+    now: float,
+    due: float,
+    backlog: Backlog | None,
+    situation: Situation | None = None,
+) -> Message:
+    """The daily summary that was due at `due`."""
+    name = f"digest-{stamp(due)}"
+    subject, lines = digest(book, policy, now, backlog, situation)
+    return Message(
+        id=name,
+        kind="digest",
+        alert="",
+        detector="",
+        severity=Severity.INFO,
+        subject=subject,
+        body="\n".join(lines) + "\n",
+        to=to,
+        time=now,
+        message_id=message_identity(name, policy),
+    )
+
+
+def digest(
+    book: Book, policy: Policy, now: float, backlog: Backlog | None, situation: Situation | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Subject and lines of the summary: how far the training came, what is open, what ended since the last one."""
+    count = len(book.open_alerts)
+    words = f"{count} open alert{'s' if count != 1 else ''}" if count else "nothing to report"
+    lines = tuple(_digest_lines(book, policy, now, backlog, situation))
+    return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
+
+
+def _digest_lines(
+    book: Book, policy: Policy, now: float, backlog: Backlog | None, situation: Situation | None
+) -> Iterator[str]:
+    since = book.digested if book.digested is not None else now - 86_400.0
+    ended = [alert for alert in book.alerts if alert.resolved_at is not None and alert.resolved_at >= since]
+    if situation is not None:
+        yield from _training(situation, since, policy)
+    yield from place(policy)
+    yield f"At:       {moment(now, policy)}"
+    duty = ", ".join(policy.on_duty(now))
+    if duty:
+        yield from wrapped(f"On duty: {duty}")
+    yield ""
+    if not book.open_alerts:
+        yield "Open: nothing."
+    for alert in book.open_alerts:
+        yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "")
+        yield from wrapped(f"since {moment(alert.began, policy)} ({duration(now - alert.began)}); {care(alert)}", "  ")
+    if ended:
+        yield ""
+        yield "Over since the last digest:"
+        for alert in ended:
+            lasted = duration((alert.resolved_at or now) - alert.began)
+            yield from wrapped(f"{alert.severity.name:8s} {alert.title} ({lasted})", "  ")
+    if book.blind:
+        yield ""
+        yield from wrapped(f"Could not be judged at the last look: {', '.join(book.blind)}.")
+    if backlog is not None and backlog.count and backlog.since is not None:
+        yield ""
+        what = "1 message waits" if backlog.count == 1 else f"{backlog.count} messages wait"
+        yield from wrapped(f"{what} to be sent, the oldest since {moment(backlog.since, policy)}.")
+    yield ""
+    yield "A day without this summary means that the watchdog itself stands still."
+    yield from enter(policy)
+    yield f"  {command('list', policy)}"
+
+
+def _training(situation: Situation, since: float, policy: Policy) -> Iterator[str]:
+    """Progress, loss, end and goodput: what people open the digest for."""
+    spell = situation.since(since)
+    if spell is not None:
+        yield from wrapped(f"Since {moment(since, policy)}: {_spell(spell)}")
+    if situation.progress:
+        yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
+    if situation.eta:
+        yield from wrapped(f"End:      {situation.eta}", "", " " * 10)
+    yield ""
+
+
+def _spell(spell: Spell) -> str:
+    parts = [f"{spell.iterations:,} iterations"]
+    if spell.loss_now is not None:
+        before = f"{spell.loss_before:.4f} -> " if spell.loss_before is not None else ""
+        parts.append(f"loss {before}{spell.loss_now:.4f}")
+    if spell.useful is not None:
+        parts.append(f"goodput {100 * spell.useful:.0f} % of {spell.held_hours:,.1f} node-hours")
+    return ", ".join(parts)
+
+
+def care(alert: Alert) -> str:
+    """Who looks after an alert, in a few words."""
+    parts = []
+    if alert.owner:
+        parts.append(f"assigned to {alert.owner}")
+    if alert.is_acknowledged:
+        parts.append(f"acknowledged by {alert.acknowledged_by}")
+    if alert.snoozed_until is not None:
+        parts.append(f"snoozed by {alert.snoozed_by}")
+    return ", ".join(parts) or "no one has it"
+
+
+def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
+    """A message that only proves that messages arrive."""
+    name = f"test-{stamp(now)}-{hashlib.sha256(repr((policy.host, to)).encode()).hexdigest()[:6]}"
+    body = [
+        f"This is a test of the alerts of {policy.run}. Nothing is wrong.",
+        "",
+        *place(policy),
+        f"Sent:     {moment(now, policy)}",
+    ]
+    return Message(
+        id=name,
+        kind="test",
+        alert="",
+        detector="",
+        severity=Severity.INFO,
+        subject=clean(f"[TEST] {policy.run}: alerts arrive here", LONGEST_SUBJECT),
+        body="\n".join(body) + "\n",
+        to=to,
+        time=now,
+        message_id=message_identity(name, policy),
+    )

@@ -1,0 +1,57 @@
+"""Which messages a look makes of what is to be said: few for each person, whatever the number of alerts. Pure.
+
+- A CRITICAL alert is in a message of its own, but those of one detector, of which one look says the same, share one.
+- All that is said of lesser alerts in one look is one message to each person.
+- People who are told the same are told it in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tr11ops.alerts.book import Alert
+from tr11ops.detect.finding import Severity
+
+_ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "cleared")
+
+
+@dataclass(frozen=True)
+class Part:
+    """That something is said of an alert, and to whom: kind of message and addresses."""
+
+    alert: Alert
+    kind: str
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One message: its parts, the gravest first, and who gets it; `urls`: the delivery URLs do too."""
+
+    parts: tuple[Part, ...]
+    to: tuple[str, ...]
+    urls: bool
+
+
+def grouped(parts: Iterable[Part]) -> tuple[Group, ...]:
+    """The messages of one look, the critical ones first. The delivery URLs are told all, each part once."""
+    ordered = sorted(parts, key=lambda part: (-part.alert.severity, _ORDER.index(part.kind), part.alert.began))
+    bundles: dict[tuple[str, ...], list[Part]] = {}
+    for part in ordered:
+        is_critical = part.alert.severity is Severity.CRITICAL
+        bundles.setdefault((part.alert.detector, part.kind) if is_critical else (), []).append(part)
+    return tuple(group for bundle in bundles.values() for group in _by_person(bundle))
+
+
+def _by_person(bundle: list[Part]) -> list[Group]:
+    people = dict.fromkeys(address for part in bundle for address in part.to)
+    everything = tuple(range(len(bundle)))
+    readers: dict[tuple[int, ...], list[str]] = {everything: []}
+    for address in people:
+        mine = tuple(index for index, part in enumerate(bundle) if address in part.to)
+        readers.setdefault(mine, []).append(address)
+    return [
+        Group(tuple(bundle[index] for index in mine), tuple(to), urls=mine == everything)
+        for mine, to in readers.items()
+    ]

@@ -1,0 +1,247 @@
+"""The messages about alerts: what, since when, what tr11 does, what to type; then all that helps to understand it.
+
+Plain text for a telephone: the first lines say all that is needed. The page of the runbook is in the mail itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from tr11ops.alerts.book import Alert, Message, stamp
+from tr11ops.alerts.grouping import Part
+from tr11ops.alerts.pages import page_lines
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import Situation, what_tr11_does
+from tr11ops.alerts.wording import (
+    LONGEST_SUBJECT,
+    WIDTH,
+    clean,
+    command,
+    enter,
+    message_identity,
+    moment,
+    place,
+    wrapped,
+)
+from tr11ops.detect.finding import Severity
+from tr11ops.units import duration
+
+MOST_PARTS = 20  # of one message that are told in full; the others by their title
+MOST_TITLES = 80
+MOST_PAGES = 3  # of the runbook in one mail
+MOST_THREADS = 10
+PART_EVIDENCE = 3  # lines of evidence of each of several alerts
+
+_NEWS = {
+    "raised": "This has become worse.",
+    "reopened": "This has come back.",
+    "repeated": "This still stands, and no one has acknowledged it.",
+    "again": "This still stands: its acknowledgement or its snooze is over.",
+}
+_SHORT = {"opened": "new", "raised": "worse", "reopened": "back", "again": "still stands", "cleared": "over"}
+
+
+def alert_message(
+    parts: Sequence[Part],
+    to: tuple[str, ...],
+    policy: Policy,
+    now: float,
+    situation: Situation | None = None,
+    urls: bool = True,
+) -> Message:
+    """The message that says these parts to `to`. The same parts and people give the same id, whoever makes it."""
+    first = parts[0]
+    alerts = tuple(part.alert for part in parts)
+    names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
+    told = {address for part in parts for address in part.to}
+    name = names[0]
+    if len(names) > 1 or told != set(to):
+        name += "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    body = _one(first, to, policy, now, situation) if len(parts) == 1 else _several(parts, to, policy, now, situation)
+    return Message(
+        id=name,
+        kind=first.kind,
+        alert=first.alert.fingerprint,
+        alerts=tuple(alert.fingerprint for alert in alerts),
+        kinds=tuple(part.kind for part in parts),
+        detector=first.alert.detector,
+        severity=first.alert.severity,
+        subject=_subject(parts, policy),
+        body="\n".join(body) + "\n",
+        appendix="\n".join(_pages(parts, policy)),
+        to=to,
+        urls=urls,
+        time=now,
+        message_id=message_identity(name, policy),
+        thread=" ".join(dict.fromkeys(word for alert in alerts for word in alert.thread.split()[:MOST_THREADS])),
+    )
+
+
+def _subject(parts: Sequence[Part], policy: Policy) -> str:
+    first = parts[0]
+    more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
+    head, over = ("OK", "over: ") if first.kind == "cleared" else (first.alert.severity.name, "")
+    title = clean(first.alert.title, LONGEST_SUBJECT - len(policy.run) - len(more) - 24)
+    return clean(f"[{head}] {policy.run}: {over}{title}{more}", LONGEST_SUBJECT)
+
+
+# ----------------------------------------------------------------------------- one alert
+def _one(part: Part, to: tuple[str, ...], policy: Policy, now: float, situation: Situation | None) -> Iterator[str]:
+    alert = part.alert
+    yield from _first_lines(part, policy, now, situation)
+    news = _news(part, now)
+    if news:
+        yield ""
+        yield from wrapped(news)
+    if part.kind != "cleared":
+        yield ""
+        yield from _to_take_it_on((alert,), policy)
+    yield ""
+    yield from _state(min(part.alert.began, now), policy, situation)
+    if alert.evidence:
+        yield ""
+        yield "It was:" if part.kind == "cleared" else "Evidence:"
+        for line in alert.evidence:
+            yield from wrapped(line, "  ")
+    yield ""
+    yield from _people(part, to)
+
+
+def _first_lines(part: Part, policy: Policy, now: float, situation: Situation | None) -> Iterator[str]:
+    """What, since when, what tr11 does, what to type."""
+    alert = part.alert
+    if part.kind == "cleared":
+        lasted = duration((alert.resolved_at if alert.resolved_at is not None else now) - alert.began)
+        by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
+        yield from wrapped(f"Over: {alert.title}. It lasted {lasted} ({by}{alert.resolved_why}). Nothing to type.")
+        return
+    what = f"{alert.title}, since {moment(alert.began, policy)} ({duration(now - alert.began)})."
+    yield from wrapped(f"{what} {what_tr11_does(alert, situation)}".rstrip())
+    yield from _type(alert, policy)
+
+
+def _type(alert: Alert, policy: Policy, indent: str = "") -> Iterator[str]:
+    if alert.fix:
+        yield f"{indent}Type:"
+        for line in (*enter(policy), f"  {alert.fix}"):
+            yield f"{indent}{line}"
+
+
+def _news(part: Part, now: float) -> str:
+    alert = part.alert
+    if part.kind == "escalated":
+        return f"No one has acknowledged this for {duration(now - (alert.alarmed or alert.began))}."
+    if part.kind == "assigned":
+        return f"This is now yours ({alert.owner})."
+    return _NEWS.get(part.kind, "")
+
+
+def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
+    """How to acknowledge, of all that works here."""
+    names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
+    lines = textwrap.wrap(command(f"ack {names}", policy), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    yield "To take it on, so that no one else is called:"
+    if policy.reads_replies:
+        yield "  reply to this mail with the one word: ack   (or: snooze 2h)"
+        yield "or type:"
+    yield from enter(policy)
+    yield from (f"  {line} \\" for line in lines[:-1])
+    yield f"  {lines[-1]}"
+    if not policy.reads_replies:
+        line = f"ack {alerts[0].fingerprint}"
+        yield from wrapped(f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/")
+        yield "Replies to this mail are not read (alerts.imap_host is not set)."
+
+
+def _state(began: float, policy: Policy, situation: Situation | None) -> Iterator[str]:
+    if situation is not None and situation.progress:
+        yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
+    spell = None if situation is None else situation.since(began)
+    if spell is not None:
+        yield from wrapped(
+            f"Cost:     {spell.lost_hours:.1f} of {spell.wanted_hours:.1f} node-hours lost since it began", "", " " * 10
+        )
+    yield from place(policy)
+
+
+def _people(part: Part, to: tuple[str, ...]) -> Iterator[str]:
+    yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
+    others = [address for address in part.alert.told if address not in to]
+    if others:
+        yield from wrapped(f"Told before: {', '.join(others)}.")
+    if part.alert.owner:
+        yield from wrapped(f"Assigned to: {part.alert.owner}.")
+
+
+# ----------------------------------------------------------------------------- several alerts
+def _several(
+    parts: Sequence[Part], to: tuple[str, ...], policy: Policy, now: float, situation: Situation | None
+) -> Iterator[str]:
+    standing = [part.alert for part in parts if part.kind != "cleared"]
+    over = len(parts) - len(standing)
+    yield from _first_lines(parts[0], policy, now, situation)
+    counts = [f"{len(standing)} alerts"] * bool(standing) + [f"{over} over"] * bool(over)
+    yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
+    if standing:
+        yield ""
+        yield from _to_take_it_on(standing, policy)
+    yield ""
+    for number, part in enumerate(parts[:MOST_PARTS], 1):
+        yield from _numbered(number, part, now)
+    for part in parts[MOST_PARTS:MOST_TITLES]:
+        yield from wrapped(f"- {part.alert.fingerprint} {_SHORT.get(part.kind, part.kind)}: {part.alert.title}", "  ")
+    if len(parts) > MOST_TITLES:
+        yield f"  and {len(parts) - MOST_TITLES} more: tr11 alerts list"
+    yield ""
+    yield from _state(min(part.alert.began for part in parts), policy, situation)
+    yield ""
+    yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
+
+
+def _numbered(number: int, part: Part, now: float) -> Iterator[str]:
+    alert = part.alert
+    label = "over" if part.kind == "cleared" else f"{alert.severity.name}, {_SHORT.get(part.kind, part.kind)}"
+    yield from wrapped(f"{number}. {label}: {alert.title} ({duration(now - alert.began)})", "", "   ")
+    if part.kind == "cleared":
+        return
+    news = _news(part, now)
+    if news:
+        yield from wrapped(news, "   ")
+    for line in alert.evidence[:PART_EVIDENCE]:
+        yield from wrapped(line, "   ")
+    if alert.fix:
+        yield f"   Type: {alert.fix}"
+    yield f"   Alert: {alert.fingerprint}"
+
+
+# ----------------------------------------------------------------------------- the runbook
+def _pages(parts: Sequence[Part], policy: Policy) -> Iterator[str]:
+    """The pages of the runbook that treat what stands, for the mail alone."""
+    pages = tuple(dict.fromkeys(part.alert.runbook for part in parts if part.kind != "cleared" and part.alert.runbook))
+    shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
+    if not shown:
+        return
+    yield "What follows is the runbook. Before its commands, type:"
+    yield from enter(policy)
+    if policy.typed:
+        yield f"  {run_variable(policy)}"
+    for page, lines in shown:
+        yield ""
+        yield f"---- {page} " + "-" * max(4, WIDTH - len(page) - 6)
+        yield from lines
+    left = pages[MOST_PAGES:]
+    if left:
+        yield from wrapped(f"See also: {', '.join(left)} in the runbook.")
+
+
+def run_variable(policy: Policy) -> str:
+    """The line that makes all further commands mean this run."""
+    return f"export TR11_RUN={shlex.quote(policy.typed)}"
+
+
+def is_alarm(message: Message) -> bool:
+    """Whether a message wants somebody at once."""
+    return message.severity is Severity.CRITICAL and message.kind not in {"cleared", "digest", "test"}

@@ -1,0 +1,53 @@
+"""A page of `runbooks/` as plain text for a mail: no markup, lines that fit, commands on lines of their own."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from tr11ops.shipped import shipped
+
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_EMPHASIS = re.compile(r"(?<![\w`])\*{1,2}([^*`]+)\*{1,2}")
+_BULLET = re.compile(r"(- |\d+\. )")
+
+
+def page_lines(page: str, width: int) -> tuple[str, ...]:
+    """The page's lines, at most `width` wide but for commands; none where the page is not installed."""
+    try:
+        text = shipped("runbooks", page).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ()
+    lines = list(_lines(text, width))
+    return tuple(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
+
+
+def _lines(text: str, width: int) -> Iterator[str]:
+    paragraph: list[str] = []
+    is_code = False
+    for line in [*text.splitlines(), ""]:
+        is_fence = line.startswith("```")
+        if paragraph and (is_fence or is_code or not line.strip() or _BULLET.match(line)):
+            yield from _wrapped(" ".join(paragraph), width)
+            paragraph = []
+        if is_fence:
+            is_code = not is_code
+        elif is_code:
+            yield f"    {line}".rstrip()
+        elif not line.strip():
+            yield ""
+        elif not line.startswith("# "):  # the mail names the page itself
+            paragraph.append(line.strip())
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    plain = _EMPHASIS.sub(r"\1", _LINK.sub(r"\1", text))
+    bullet = _BULLET.match(plain)
+    return textwrap.wrap(
+        plain,
+        width,
+        subsequent_indent=" " * len(bullet[0]) if bullet else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,96 @@
+"""How the run is doing at a look, as mails say it: its progress, what the watchdog does, what a time has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tr11ops.alerts.book import Alert
+from tr11ops.detect.finding import Severity
+
+# By which of its acts the watchdog ends the faults that a detector finds.
+_ACTS = {
+    "down": ("resubmit",),
+    "two-attempts": ("cancel",),
+    "hung": ("cancel", "stacks"),
+    "zombie": ("cancel", "resubmit"),
+    "dead-chain": ("cancel", "resubmit"),
+    "held": ("release",),
+    "node-lost": ("exclude", "cancel"),
+    "unfinished-end": ("exclude", "hold", "resubmit"),
+}
+# What the run does by itself, whether or not a watchdog may act.
+_BY_ITSELF = {
+    "node-lost": "The job goes on without the node: on a spare, or in the next task.",
+    "slow-node": "The training goes on, slower.",
+    "slow": "The training goes on, slower.",
+    "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
+}
+_NOTHING = "tr11 does nothing about it by itself."
+
+
+@dataclass(frozen=True)
+class Act:
+    """One act of the watchdog: its kind as in the journal (`resubmit`, ...), in words, and when it was done."""
+
+    name: str
+    words: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Spell:
+    """What became of a time: iterations trained, the loss before and now, node-hours held, and their useful share.
+
+    `wanted_hours` also counts the nodes that the run waited for; `lost_hours` of them trained nothing that was kept.
+    """
+
+    iterations: int
+    loss_before: float | None
+    loss_now: float | None
+    held_hours: float
+    useful: float | None
+    wanted_hours: float = 0.0
+    lost_hours: float = 0.0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The run at one look. `progress` and `eta` are "" where they are not known.
+
+    `may_act`: the watchdog may act on its `planned` acts; `withheld` says what it does not do, and why. `since` gives
+    the account from a moment (seconds since the epoch) to the look; None where it cannot be told.
+    """
+
+    progress: str = ""
+    eta: str = ""
+    may_act: bool = False
+    done: tuple[Act, ...] = ()
+    planned: tuple[Act, ...] = ()
+    withheld: tuple[str, ...] = ()
+    since: Callable[[float], Spell | None] = lambda _: None
+
+
+def what_tr11_does(alert: Alert, situation: Situation | None) -> str:
+    """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
+    if situation is None:
+        return ""
+    said = _of_acts(alert, situation)
+    if said or (alert.detector == "node-lost" and alert.severity is Severity.CRITICAL):
+        return said or _NOTHING
+    return _BY_ITSELF.get(alert.detector, _NOTHING)
+
+
+def _of_acts(alert: Alert, situation: Situation) -> str:
+    """What the watchdog did, will do, or does not do; "" where its plan says nothing of such a fault."""
+    names = _ACTS.get(alert.detector, ())
+    done = [act for act in situation.done if act.name in names and act.time >= alert.began]
+    planned = [act for act in situation.planned if act.name in names]
+    withheld = [text for text in situation.withheld if text.split(" ", 1)[0] in {*names, "nothing"}] if names else []
+    if done:
+        return f"tr11 did: {done[-1].words}."
+    if planned and situation.may_act:
+        return f"tr11 will now {planned[0].words}."
+    if planned:
+        return f"tr11 would {planned[0].words}; it may not act (`watch.act`, `pulse --act`)."
+    return f"tr11 did not act: {withheld[0]}." if withheld else ""

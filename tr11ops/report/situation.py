@@ -1,0 +1,99 @@
+"""How the run is doing, for the mails and the digest: made of what a look has seen. Costs are read when asked for."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from tr11ops.actions import Plan
+from tr11ops.alerts.situation import Act, Situation, Spell
+from tr11ops.deeds import Past, Result
+from tr11ops.detect import signs
+from tr11ops.journal import Ledger
+from tr11ops.report.goodput import Goodput, account
+from tr11ops.report.handover_steps import standing_at
+from tr11ops.report.history import read_history
+from tr11ops.report.status_forecast import course_of, end_of
+from tr11ops.report.timeline import Bucket
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Snapshot, known
+from tr11ops.units import duration
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+
+def situation_of(
+    directory: RunDirectory,
+    card: RunCard,
+    snapshot: Snapshot,
+    ledger: Ledger | None = None,
+    intended: Plan = Plan(),  # noqa: B008  frozen
+    past: Past = Past(),  # noqa: B008  frozen
+    may_act: bool = False,
+) -> Situation:
+    """What people are told beside an alert. The past of the run is read when its account is asked for, and once."""
+
+    @cache
+    def spent() -> Goodput:
+        return account(read_history(directory, snapshot.jobs, ledger), snapshot.time)
+
+    def since(moment: float) -> Spell | None:
+        try:
+            part = spent().between(moment, snapshot.time)
+            before, now = (standing_at(directory.paths.metrics, time) for time in (moment, snapshot.time))
+        except (OSError, ValueError):
+            return None
+        total, useful = part.total, part.buckets[Bucket.USEFUL]
+        return Spell(
+            iterations=(now.iteration if now else 0) - (before.iteration if before else 0),
+            loss_before=before.loss if before else None,
+            loss_now=now.loss if now else None,
+            held_hours=total.held_micros / 3.6e9,
+            useful=part.useful_of_held,
+            wanted_hours=total.node_hours,
+            lost_hours=total.node_hours - useful.node_hours,
+        )
+
+    return Situation(
+        progress=_progress(snapshot),
+        eta=_eta(card, snapshot),
+        may_act=may_act,
+        done=tuple(
+            Act(deed.action, f"{deed.action} {deed.subject}", deed.time)
+            for deed in past.deeds
+            if deed.result is Result.DONE
+        ),
+        planned=tuple(Act(action.name, action.words()) for action in intended.actions),
+        withheld=intended.withheld,
+        since=since,
+    )
+
+
+def _progress(snapshot: Snapshot) -> str:
+    done, total = signs.iteration(snapshot), signs.total_iterations(snapshot)
+    if done is None:
+        return ""
+    share = f" of {total:,} ({math.floor(1000 * done / total) / 10:.1f} %)" if total else ""
+    steps = known(snapshot.steps, ())
+    loss = f", loss {steps[-1].record.lm_loss:.4f}" if steps else ""
+    return f"iteration {done:,}{share}{loss}"
+
+
+def _eta(card: RunCard, snapshot: Snapshot) -> str:
+    """When the training will be done, where it moves; else how much of it is left."""
+    end = end_of(snapshot, course_of(card))
+    if end is None or end.earliest <= 0:
+        return ""
+    left = end.likely or end.earliest
+    waits = "" if end.likely is not None else ", without waits and restarts"
+    if not signs.active_jobs(snapshot) and signs.life_outside(snapshot) is None:
+        return f"{duration(left)} of training are left{waits}"
+    try:
+        day = datetime.fromtimestamp(snapshot.time + left, ZoneInfo(card.alerts.time_zone)).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return f"in {duration(left)}{waits}"
+    return f"{day}, in {duration(left)}{waits}"
