@@ -195,7 +195,9 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     disk.break_as(fault)
     said = bench.tr11("cron", "run", "pulse", *words)
     assert said.code == 0 and "the run directory cannot be written (" in said.err
-    told = [subject for subject in mailbox.subjects if "cannot be written to" in subject or "neither running" in subject]
+    told = [
+        subject for subject in mailbox.subjects if "cannot be written to" in subject or "neither running" in subject
+    ]
     assert len(told) == 2
     assert bench.tr11("cron", "run", "pulse", *words).code == 0
     assert len(set(mailbox.subjects)) == len(mailbox.subjects)
