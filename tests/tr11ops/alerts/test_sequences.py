@@ -109,7 +109,7 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
                 believed = None
             else:
                 if last is not None and last.kind == "cleared" and message.kind in {"opened", "reopened"}:
-                    heard = max(m.severity for m in messages if m.time <= last.time)
+                    heard = max(m.severity for m in messages if m.time <= last.time and m.thread == last.thread)
                     assert message.time - last.time >= FLAP_SECONDS or message.severity > heard
                 believed = [*(believed or last_told(messages, message)), *message.to]
             last = message
