@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tr11ops.cluster.base import Job, Scheduler, SchedulerError
 from tr11ops.detect.signs import is_held
 from tr11ops.evidence import cause, observed
 from tr11ops.launch.queue import array_number
+from tr11ops.reserve import with_reserve
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import known
 from trainer.contract import read_json, write_json
@@ -23,10 +24,14 @@ HOLDS_SCHEMA = 1
 
 @dataclass(frozen=True)
 class Held:
-    """What came of holding, or releasing, waiting work: `done` are numbers of jobs and arrays, `refused` say why."""
+    """What came of holding, or releasing, waiting work: `done` are numbers of jobs and arrays, `refused` say why.
+
+    `unrecorded`: why it is not on record, so that `tr11 resume` will not release it; "" when it is.
+    """
 
     done: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    unrecorded: str = ""
 
 
 def may_steer(job: Job, user: str) -> bool:
@@ -41,14 +46,31 @@ def to_hold(queued: Iterable[Job], user: str) -> tuple[tuple[str, ...], tuple[Jo
     return mine, tuple(job for job in free if not may_steer(job, user))
 
 
-def hold(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler, who: str, why: str) -> Held:
-    """Hold waiting work and put it on record first: a record too many releases nothing that somebody else holds."""
+def hold(
+    directory: RunDirectory,
+    numbers: Iterable[str],
+    scheduler: Scheduler,
+    who: str,
+    why: str,
+    must_record: bool = True,
+) -> Held:
+    """Hold waiting work and put it on record first: a record too many releases nothing that somebody else holds.
+
+    Raises OSError when it cannot be recorded, unless it shall be held all the same.
+    """
     wanted = tuple(numbers)
+    unrecorded = ""
     if wanted:
         records = [entry for entry in _read(directory) if entry["job"] not in wanted]
         fresh = [{"job": number, "who": who, "time": time.time(), "why": why} for number in wanted]
-        write_json(_path(directory), {"schema": HOLDS_SCHEMA, "holds": [*records, *fresh]})
-    return _each(wanted, scheduler.hold)
+        value = {"schema": HOLDS_SCHEMA, "holds": [*records, *fresh]}
+        try:
+            with_reserve(directory, lambda: write_json(_path(directory), value))
+        except OSError as error:
+            if must_record:
+                raise
+            unrecorded = cause(error)
+    return replace(_each(wanted, scheduler.hold), unrecorded=unrecorded)
 
 
 def held_by_tr11(directory: RunDirectory) -> frozenset[str]:

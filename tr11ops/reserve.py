@@ -1,6 +1,6 @@
-"""Room that is set aside for the day when the disk is full: what frees it must be able to record what it does.
+"""Room that is set aside for the day when the disk is full: what frees it, or stops the run, must be able to write.
 
-state/reserve        4 MiB of nothing, given up by the first prune that finds no room for its own records
+state/reserve        4 MiB of nothing, given up by the first prune or stop that finds no room for its own records
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from tr11ops.rundir import RunDirectory, make_shared
 
+T = TypeVar("T")
 RESERVE_FILE = "reserve"
 RESERVE_BYTES = 4 << 20
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -37,6 +40,20 @@ def keep_reserve(directory: RunDirectory) -> None:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+def with_reserve(directory: RunDirectory, act: Callable[[], T], place: Path | None = None) -> T:
+    """What `act` returns, tried once more with the reserve's room where it found none. Raises OSError as `act` does.
+
+    `place` is where it writes, if that may be on another file system, for which the reserve is no help.
+    """
+    try:
+        return act()
+    except OSError as error:
+        is_here = place is None or place.parent.stat().st_dev == directory.paths.state.stat().st_dev
+        if not (is_here and spend_reserve(directory, error)):
+            raise
+    return act()
 
 
 def spend_reserve(directory: RunDirectory, error: OSError) -> bool:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
 from tr11ops.evidence import cause, observed, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.holds import may_steer
 from tr11ops.launch.facts import foreground_trainings
 from tr11ops.launch.queue import own_jobs
+from tr11ops.reserve import with_reserve
 from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory
+from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Unknown, known
 from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import EndMarker, Heartbeat
 from trainer.lease import Claim, read_lease
+from trainer.requests import Request
 
+STOP_SIGNAL = "USR1"
 MISSING_NAMED = 8  # ranks that are named; the rest is counted
 
 
@@ -78,6 +83,45 @@ def lease_holder(directory: RunDirectory) -> Claim | None:
     """Who holds the run's lease; None when nobody does, or when it cannot be read: it only adds to what is known."""
     claim = known(observed(lambda: read_lease(directory.paths)), None)
     return claim if claim is not None and claim.held else None
+
+
+# ----------------------------------------------------------------------------- asking, whatever the disk is like
+def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
+    """Put a request in place: whole, if need be in the reserve's room; else an empty file, which asks by being there.
+
+    Returns why it is empty, "" when it is whole. Raises OSError when not even an empty file can be made.
+    """
+    make_shared(path.parent)
+    try:
+        with_reserve(directory, lambda: request.write(path), path)
+    except OSError as error:
+        path.touch(mode=0o664)
+        return cause(error)
+    return ""
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number, reason)."""
+
+    asked: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool) -> Signalled:
+    """Stop what runs without a file: USR1 makes it save and leave; `now` cancels it, unsaved."""
+    asked, refused = [], []
+    for job in view.running:
+        if not may_steer(job, user):
+            refused.append((job.job_id, f"{job.user} owns it"))
+            continue
+        try:
+            scheduler.cancel(job.job_id) if now else scheduler.signal(job.job_id, STOP_SIGNAL)
+        except SchedulerError as error:
+            refused.append((job.job_id, cause(error)))
+        else:
+            asked.append(job.job_id)
+    return Signalled(tuple(asked), tuple(refused))
 
 
 # ----------------------------------------------------------------------------- who has answered

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.alerts.office import ANA, NOON, Mailbox, Office, Server, finding
-from tests.tr11ops.cli.local_bench import NODES, LocalBench
+from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.crontab.rounds import job, place, run_directory
 from tr11ops.alerts.book import Alert, Book
 from tr11ops.alerts.merging import merged
 from tr11ops.bring_back import bring_back
+from tr11ops.cluster.base import Job
 from tr11ops.crontab.runner import run_due, run_job
 from tr11ops.crontab.state import read_job
 from tr11ops.detect.finding import Severity
 from tr11ops.fallback import VARIABLE, existing_fallback, fallback_of
 from tr11ops.journal import read_journal
+from tr11ops.reserve import RESERVE_FILE, keep_reserve
+from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import known
 
 FAULTS = ["full", "read-only"]
@@ -159,6 +162,94 @@ def test_of_two_books_the_later_word_on_each_alert_counts() -> None:
     again = merged(Book((over,), looked=60), Book((alert(70, 80),), looked=80))
     assert again.alerts[0].began == 70 and [one.began for one in again.closed] == [10]
     assert merged(again, Book()) == again == merged(Book(), again)
+
+
+# ----------------------------------------------------------------------------- stopping
+WAITS = "trap 'echo USR1 > $FOLDER/signal; exit 0' USR1; while :; do sleep 0.05; done"
+
+
+@dataclass
+class Stage:
+    """A run on the small disk with a job that trains (it says on another disk which signal came) and one behind it."""
+
+    bench: LocalBench
+    disk: Disk
+    directory: RunDirectory
+    job: str
+
+    def type(self, *words: str) -> Answer:
+        return self.bench.tr11(*words, "--run", str(self.bench.card), "--set", f"run.directory={self.disk.place}/run")
+
+    def trains(self) -> bool:
+        return any(job.raw_id == self.job and job.state.is_active for job in self.bench.living())
+
+    def queued(self) -> Job:
+        return next(job for job in self.bench.living() if not job.state.is_active)
+
+
+@pytest.fixture
+def stage(bench: LocalBench, disk: Disk) -> Stage:
+    directory = run_directory(disk.place)
+    (directory.paths.state / "submissions").mkdir(parents=True)
+    keep_reserve(directory)
+    comment = directory.comment("20260101-000000-00000000")
+    script = WAITS.replace("$FOLDER", str(bench.folder))
+    number = bench.submit(script, NODES, "small", comment)
+    bench.wait(lambda jobs: any(job.raw_id == number and job.state.is_active for job in jobs))
+    bench.submit("true", NODES, "small", comment)
+    return Stage(bench, disk, directory, number)
+
+
+def test_a_stop_on_a_full_disk_uses_the_reserve(stage: Stage) -> None:
+    stage.disk.fill()
+    said = stage.type("kill", "--now", "--yes", "--reason", "it is full")
+    assert said.code == 0 and "kill switch set: " in said.err and "tr11: " not in said.err
+    assert stage.directory.read_kill_switch()["kind"] == "kill-now"
+    assert stage.queued().reason == "JobHeldUser" and "`tr11 resume` releases it" in said.err
+    assert [entry.why for entry in read_journal(stage.directory.journal).entries] == ["it is full"] * 2
+
+
+def test_without_a_reserve_the_switch_alone_stops_it(stage: Stage) -> None:
+    (stage.directory.paths.state / RESERVE_FILE).unlink()
+    stage.disk.fill()
+    said = stage.type("kill", "--yes", "--json")
+    assert (said.code, said.json["action"]) == (0, "set") and "could only be made empty" in said.err
+    assert stage.directory.kill_switch.read_bytes() == b"" and stage.trains()
+    assert stage.queued().reason == "JobHeldUser" and "that cannot be recorded" in said.err
+    stage.disk.free()
+    assert stage.type("pulse", "--no-email").code in {0, 1}
+    (entry, *_) = read_journal(stage.directory.journal).entries
+    assert entry.kind == "kill-switch-set"
+
+
+def test_an_end_without_saving_that_no_file_can_ask_for_is_a_cancellation(stage: Stage) -> None:
+    (stage.directory.paths.state / RESERVE_FILE).unlink()
+    stage.disk.fill()
+    said = stage.type("kill", "--now", "--yes")
+    assert said.code == 0 and f"cancelled: job {stage.job}" in said.err and stage.directory.kill_switch_is_set()
+    stage.bench.wait(lambda jobs: not stage.trains())
+
+
+def test_on_a_read_only_disk_the_scheduler_stops_it(stage: Stage) -> None:
+    stage.disk.remount("ro")
+    said = stage.type("kill", "--yes", "--json")
+    assert (said.code, said.json["action"]) == (0, "asked-scheduler")
+    assert f"{stage.directory.kill_switch} cannot be made: Read-only file system" in said.err
+    assert f"job {stage.job} was sent USR1: it saves and leaves" in said.err
+    stage.bench.wait(lambda jobs: not stage.trains())
+    assert (stage.bench.folder / "signal").read_text() == "USR1\n" and stage.queued().reason == "JobHeldUser"
+    stage.disk.remount("rw")
+    stage.type("pulse", "--no-email")
+    assert [entry.kind for entry in read_journal(stage.directory.journal).entries][:2] == ["stop-asked", "held"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pause_holds_what_is_queued_whatever_the_disk(stage: Stage, fault: str) -> None:
+    (stage.directory.paths.state / RESERVE_FILE).unlink()
+    stage.disk.break_as(fault)
+    said = stage.type("pause", "--yes")
+    assert said.code == 0 and stage.trains() and stage.queued().reason == "JobHeldUser"
+    assert stage.directory.paths.pause.exists() == (fault == "full")
 
 
 # ----------------------------------------------------------------------------- all of it, as it is typed

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from tr11ops.backup.records import CopyRecord, identity_of
 from tr11ops.checkpoints.asides import look_at, names_of
@@ -30,7 +30,7 @@ from tr11ops.checkpoints.scan import NO_CARD, CheckpointRow
 from tr11ops.checkpoints.use import Clocks, read_clocks
 from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.journal import Journal
-from tr11ops.reserve import keep_reserve, spend_reserve
+from tr11ops.reserve import keep_reserve, with_reserve
 from tr11ops.rundir import RunDirectory
 from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import MANIFEST_FILE, checkpoint_name
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tr11ops.backup.sight import Sight
     from tr11ops.runcard import RunCard
 
-T = TypeVar("T")
 CLAIM = "prune"
 CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
 BEGUN, REMOVED, LEFT, FAILED = "checkpoints-prune", "checkpoint-removed", "checkpoint-kept", "checkpoint-not-removed"
@@ -179,23 +178,14 @@ class Pruner:
         Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was removed then. On a
         full disk the run's reserve is given up for them, and set aside anew when there is room again.
         """
-        claims, mine = self._with_room(self._claim)
+        claims, mine = with_reserve(self.directory, self._claim)
         try:
-            result = self._with_room(lambda: self._run(claims, mine, agreed))
+            result = with_reserve(self.directory, lambda: self._run(claims, mine, agreed))
         finally:
             with suppress(OSError):  # then it is over when this process is
                 claims.release(mine)
         keep_reserve(self.directory)
         return result
-
-    def _with_room(self, deed: Callable[[], T]) -> T:
-        """What `deed` returns, tried once more with the reserve's room where it found none."""
-        try:
-            return deed()
-        except OSError as error:
-            if not spend_reserve(self.directory, error):
-                raise
-        return deed()
 
     def _claim(self) -> tuple[ClaimFolder, Claim]:
         claims = ClaimFolder(self.directory, CLAIM)

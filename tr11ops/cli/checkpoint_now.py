@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
-from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, record, scene, standing_lines
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, put_request, record, scene, standing_lines
 
 if TYPE_CHECKING:
     from tr11ops.stop import StopView
@@ -40,7 +40,6 @@ def checkpoint_now(
 
       tr11 checkpoint-now --wait --reason "before the maintenance"
     """
-    from tr11ops.rundir import make_shared
     from trainer.requests import new_request, read_request
 
     place = scene(run, overrides, scheduler)
@@ -62,8 +61,8 @@ def checkpoint_now(
     if request is None:
         agree("Ask for a checkpoint?", yes)
         request = new_request("checkpoint", place.user, why, place.directory.root)
-        make_shared(paths.requests)
-        request.write(paths.checkpoint_request)
+        if not put_request(place, paths.checkpoint_request, request):
+            raise Refusal("a checkpoint could not be asked for: make room first, runbooks/filesystem-full.md")
         record(place.directory, "checkpoint-now", why, {"request": request.id}, place.user)
         say(f"asked for a checkpoint at the next step; `{place.command('status')}` shows it when it is there")
     answer = None

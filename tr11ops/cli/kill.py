@@ -25,11 +25,13 @@ from tr11ops.cli.stopping import (
     Scene,
     fall_back,
     hold_queued,
+    put_request,
     queued_lines,
     record,
     running_lines,
     scene,
     standing_lines,
+    stop_without_files,
 )
 
 if TYPE_CHECKING:
@@ -98,13 +100,13 @@ def kill(
             typer.echo(json.dumps(_value("dry-run", directory, view), indent=1))
         return
     request = before
+    is_stopped = True
     held: tuple[str, ...] = ()
     if is_new or to_hold(view.queued, place.user)[0]:
         agree("End the run now, without saving?" if now else "Set the kill switch?", yes)
         if is_new:
             request = new_request("kill-now" if now else "kill", place.user, why, directory.root)
-            _set(directory, request)
-            say(f"kill switch set: {directory.kill_switch}")
+            is_stopped = _set(place, view, request)
         held = hold_queued(place, view, why or "kill switch")
     assert request is not None
     endings: tuple[Ending, ...] = ()
@@ -112,12 +114,12 @@ def kill(
         minutes = NOW_MINUTES if request.kind == "kill-now" else place.card.resilience.stop_within_minutes
         patience = Patience(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
         endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
-    code = _report(place, endings, as_json)
+    code = max(_report(place, endings, as_json), 0 if is_stopped else 1)
     if not wait or all(ending.is_over for ending in endings):
         say(f"to let it go on: {place.command('resume')}")
     if as_json:
         answered = receipts(directory, request.id, view.attempts)
-        action = "set" if is_new else "already-set"
+        action = "already-set" if not is_new else "set" if directory.kill_switch_is_set() else "asked-scheduler"
         typer.echo(json.dumps(_value(action, directory, view, endings, request, held, answered), indent=1))
     if wait and view.doubt:
         raise Refusal(f"it is not known whether anything still runs: {view.doubt}", exit_code=3)
@@ -155,12 +157,21 @@ def _loss(view: StopView) -> str:
     return f"{lost} iterations since {since}{pace}"
 
 
-def _set(directory: RunDirectory, request: Request) -> None:
-    from dataclasses import asdict
+def _set(place: Scene, view: StopView, request: Request) -> bool:
+    """Set the kill switch; where the disk does not take it, stop what runs through the scheduler. False: not all is."""
+    from trainer.requests import read_request
 
-    directory.set_kill_switch(asdict(request))
-    data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind}
-    record(directory, "kill-switch-set", request.why, data, request.who)
+    directory, now = place.directory, request.kind == "kill-now"
+    is_set = put_request(place, directory.kill_switch, request)
+    found = read_request(directory.kill_switch, "kill")
+    is_whole = is_set and found is not None and found.id == request.id
+    if is_set:
+        say(f"kill switch set: {directory.kill_switch}")
+    # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
+    is_stopped = is_whole or (is_set and not now) or stop_without_files(place, view, now)
+    data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind, "set": is_set}
+    record(directory, "kill-switch-set" if is_set else "stop-asked", request.why, data, request.who)
+    return is_stopped
 
 
 def _release(place: Scene, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:

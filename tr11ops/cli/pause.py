@@ -6,12 +6,13 @@ import json
 
 import typer
 
-from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
 from tr11ops.cli.stopping import (
     DryRunOption,
     ReasonOption,
     Scene,
     hold_queued,
+    put_request,
     queued_lines,
     record,
     running_lines,
@@ -42,7 +43,7 @@ def pause(
 
       tr11 pause --dry-run
     """
-    from tr11ops.rundir import make_shared
+    from tr11ops.holds import to_hold
     from trainer.requests import new_request, read_request
 
     place = scene(run, overrides, scheduler)
@@ -63,13 +64,17 @@ def pause(
         _print(place, "dry-run", exempt, (), as_json)
         return
     agree("Pause the run after this task?", yes or before is not None)
+    is_paused = True
     if before is None:
         request = new_request("pause", place.user, why, place.directory.root, exempt)
-        make_shared(paths.requests)
-        request.write(paths.pause)
+        is_paused = put_request(place, paths.pause, request)
         record(place.directory, "pause", why, {"request": request.id, "exempt": exempt}, place.user)
-        say(f"paused: {paths.pause}")
+        if is_paused:
+            say(f"paused: {paths.pause}")
     held = hold_queued(place, view, why or "pause")
+    mine, others = to_hold(view.queued, place.user)
+    if not is_paused and (others or set(mine) - set(held)):
+        raise Refusal("what is queued is not all held, and no file keeps it from training: hold it where it is queued")
     say(f"to let it go on: {place.command('resume')}")
     _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
     from tr11ops.rundir import RunDirectory
     from tr11ops.stop import StopView
+    from trainer.requests import Request
 
 POLL_SECONDS = 1.0
 ReasonOption = Annotated[
@@ -82,12 +84,16 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
 
 def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:
     """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing."""
+    from tr11ops.fallback import write_or_fall_back
     from tr11ops.journal import Journal
 
     try:
-        Journal(directory.journal).write(kind, why, data, who)
+        _, elsewhere = write_or_fall_back(directory, lambda place: Journal(place.journal).write(kind, why, data, who))
     except OSError as error:
         say(f"tr11: the journal could not be written: {error}")
+        return
+    if elsewhere:
+        say(f"tr11: the journal could not be written: recorded in {elsewhere} until it can")
 
 
 def running_lines(view: StopView, what: str) -> list[str]:
@@ -133,13 +139,13 @@ def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
     from tr11ops.holds import hold, to_hold
 
     mine, others = to_hold(view.queued, place.user)
-    try:
-        result = hold(place.directory, mine, place.edge, place.user, why)
-    except OSError as error:
-        say(f"tr11: what waits is not held here, the run's controller does that: {error}")
-        return ()
+    result = hold(place.directory, mine, place.edge, place.user, why, must_record=False)
     for number in result.done:
-        say(f"held: job {number}; `{place.command('resume')}` releases it")
+        release = f"`{place.command('resume')}` releases it"
+        if result.unrecorded:
+            free = f"`scontrol release {number}`" if place.edge.name == "slurm" else "only its scheduler"
+            release = f"that cannot be recorded ({result.unrecorded}), so {free} releases it"
+        say(f"held: job {number}; {release}")
     for number, text in result.refused:
         say(f"not held: job {number} ({text}); the run's own controller holds it, else each task leaves untrained")
     if result.done:
@@ -147,6 +153,38 @@ def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
     for job in others:
         say(f"not held here: job {job.job_id} belongs to {job.user}; the run's own controller holds it")
     return result.done
+
+
+def put_request(place: Scene, path: Path, request: Request) -> bool:
+    """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
+    from tr11ops.stop import place_request
+
+    try:
+        short = place_request(place.directory, path, request)
+    except OSError as error:
+        say(f"tr11: {path} cannot be made: {error.strerror or error}")
+        return False
+    if short:
+        say(f"tr11: {path} could only be made empty ({short}): who asks, and why, is not in it")
+    return True
+
+
+def stop_without_files(place: Scene, view: StopView, now: bool) -> bool:
+    """Stop what runs through the scheduler; says what was done, and what to type for the rest. True when all of it is.
+
+    Its next tasks are held by `hold_queued`: no file keeps them from training.
+    """
+    from tr11ops.stop import STOP_SIGNAL, stop_by_scheduler
+
+    done = stop_by_scheduler(view, place.edge, place.user, now)
+    for number in done.asked:
+        say(f"cancelled: job {number}" if now else f"job {number} was sent {STOP_SIGNAL}: it saves and leaves")
+    for number, why in done.refused:
+        words = f"scancel {number}" if now else f"scancel --signal={STOP_SIGNAL} --batch {number}"
+        say(f"tr11: job {number} was not stopped ({why}): its owner types `{words}`")
+    for text in view.foreground:
+        say(f"tr11: {text}: stop it where it runs, with `kill -{'TERM' if now else STOP_SIGNAL} PROCESS`")
+    return not (done.refused or view.foreground or view.doubt)
 
 
 @dataclass
