@@ -74,7 +74,7 @@ class AlertsSection(Section):
     dead_man_url_file: str | None = Field(
         default=None, description="file with the URL that is called after each look that really saw the run"
     )
-    interval_minutes: int = Field(default=60, gt=0, le=1440, description="between two looks at the run")
+    interval_minutes: int = Field(default=5, gt=0, le=1440, description="between two looks at the run")
 
     @property
     def has_recipients(self) -> bool:
@@ -127,7 +127,7 @@ class CronSection(Section):
     """[cron]: the periodic jobs, and where the scheduler runs those that live on it."""
 
     skip: list[Word] = Field(default=[], description="names of periodic jobs that are not run")
-    partition: Word | None = Field(default=None, description="for periodic jobs, e.g. one with internet that is free")
+    partition: Word | None = Field(default=None, description="for periodic jobs; else one without GPUs")
     account: Word | None = Field(default=None, description="who pays for them")
     constraint: Word | None = Field(default=None, description="node feature asked for")
     quality_of_service: Word | None = Field(default=None, description="QoS")

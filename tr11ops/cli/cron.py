@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, age, card_path, directory_of, read_card, say
-from tr11ops.cli.cron_install import in_crontab, install, remove
+from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def list_jobs(run: RunOption = None, as_json: JsonOption = False, overrides: Set
     """
     from tr11ops.cli.nodes_view import show
     from tr11ops.cli.nodes_view import table as screen
-    from tr11ops.crontab.jobs import table, unknown_skips
+    from tr11ops.crontab.jobs import unknown_skips
 
     card = read_card(run, overrides, keep_undefined=True)
-    jobs = table(card)
+    jobs = jobs_of(card, run)
     for name in unknown_skips(card, jobs):
         say(f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}")
     if as_json:
@@ -56,14 +56,14 @@ def list_jobs(run: RunOption = None, as_json: JsonOption = False, overrides: Set
     made = screen("JOB", "WHEN", "COMMAND", "WHAT")
     for job in jobs:
         when = f"not: {job.unwanted}" if job.unwanted else str(job.schedule)
-        made.add_row(job.name, when, "tr11 " + " ".join(job.words), job.what)
+        made.add_row(job.name, when, job.command_words, job.what)
     show(made)
 
 
 def _job_values(job: PeriodicJob) -> dict[str, Any]:
     return {
         "name": job.name,
-        "command": ["tr11", *job.words],
+        "command": ["tr11", *job.words] if job.script is None else [str(job.script)],
         "when": str(job.schedule),
         "period_seconds": job.schedule.period_seconds,
         "timeout_seconds": job.timeout_seconds,
@@ -103,10 +103,10 @@ def run_jobs(
 
       tr11 cron run --once
     """
-    from tr11ops.crontab.jobs import find_job, of_chain, table, wanted
+    from tr11ops.crontab.jobs import find_job, of_chain, wanted
 
     card = read_card(run, overrides)
-    jobs = table(card)
+    jobs = jobs_of(card, run)
     if name is not None and once:
         raise Refusal(f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2)
     place = round_place(card, card_path(run), overrides, way or ("once" if once else "hand" if name else "daemon"))
@@ -127,6 +127,7 @@ def run_jobs(
 
 def round_place(card: RunCard, path: Path, overrides: Sequence[str] | None, way: str) -> Place:
     """Where rounds run. Raises Refusal where the run has no directory."""
+    from tr11ops.crontab.drop_ins import script_command
     from tr11ops.crontab.runner import Place, child_environment, tr11_command
 
     directory = directory_of(card)
@@ -136,8 +137,10 @@ def round_place(card: RunCard, path: Path, overrides: Sequence[str] | None, way:
         directory=directory,
         way=way,
         folder=Path.cwd(),
-        environment=child_environment(os.environ),
-        command=lambda job: tr11_command(job.words, path, overrides or ()),
+        environment={**child_environment(os.environ), "TR11_RUN": str(path)},
+        command=lambda job: (
+            tr11_command(job.words, path, overrides or ()) if job.script is None else script_command(job.script)
+        ),
     )
 
 
@@ -169,18 +172,20 @@ def _run_daemon(
 
 
 def _reloader(run: str | None, overrides: list[str] | None) -> Callable[[], tuple[PeriodicJob, ...] | None]:
-    """Gives the jobs anew after the card's file has changed."""
-    from tr11ops.crontab.jobs import table, wanted
+    """Gives the jobs again after the card's file, or a script, has changed."""
+    from tr11ops.crontab.jobs import wanted
 
     path = card_path(run)
-    seen = [path.stat().st_mtime_ns]
+    card = read_card(run, overrides)
+    seen = [(path.stat().st_mtime_ns, card, wanted(jobs_of(card, run)))]
 
     def reload() -> tuple[PeriodicJob, ...] | None:
+        [(before, card, jobs)] = seen
         now = path.stat().st_mtime_ns
-        if now == seen[0]:
-            return None
-        seen[0] = now
-        return wanted(table(read_card(run, overrides)))
+        card = card if now == before else read_card(run, overrides)
+        found = wanted(jobs_of(card, run))
+        seen[:] = [(now, card, found)]
+        return None if found == jobs else found
 
     return reload
 
@@ -221,14 +226,14 @@ def status(run: RunOption = None, as_json: JsonOption = False, overrides: SetOpt
       tr11 cron status --json
     """
     from tr11ops.cli.common import open_scheduler
-    from tr11ops.crontab.jobs import table
     from tr11ops.crontab.looking import look
 
     card = read_card(run, overrides)
     now = time.time()
     seen = look(
-        card, table(card), directory_of(card), lambda: open_scheduler("slurm"), now, lambda: in_crontab(run, overrides)
-    )
+        card, jobs_of(card, run), directory_of(card), lambda: open_scheduler("slurm"), now,
+        lambda: in_crontab(run, overrides),
+    )  # fmt: skip
     if as_json:
         print(json.dumps(_status_values(seen), indent=1))
     else:

@@ -28,8 +28,10 @@ from tr11ops.cli.common import (
 if TYPE_CHECKING:
     from tr11ops.crontab.chain import ChainPlace
     from tr11ops.crontab.jobs import ChainName, PeriodicJob
+    from tr11ops.crontab.placement import Placement
     from tr11ops.crontab.scripts import Typed
     from tr11ops.crontab.table_programs import Program, TablePlace
+    from tr11ops.runcard import RunCard
     from tr11ops.rundir import RunDirectory
 
 SCHEMA = 1
@@ -37,7 +39,7 @@ WAYS = ("slurm", "crontab", "scrontab")
 
 WayOption = Annotated[
     str | None,
-    typer.Option("--way", metavar="slurm|crontab|scrontab", help="Default: the way in use, else Slurm, else crontab."),
+    typer.Option("--way", metavar="crontab|slurm|scrontab", help="Default: the way in use, else crontab, else Slurm."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 RoundSecondsOption = Annotated[int | None, typer.Option("--round-seconds", hidden=True, min=1)]
@@ -54,9 +56,9 @@ def install(
 ) -> None:
     """Have the periodic jobs run by themselves. Type it again to repair what is broken.
 
-    [bold]slurm[/bold]: small jobs that queue themselves, hourly and daily.
+    [bold]crontab[/bold]: a line in your crontab on this machine; on a login node it is the best way.
 
-    [bold]crontab[/bold]: a line in your crontab on this machine.
+    [bold]slurm[/bold]: small jobs that queue themselves, in a partition without GPUs.
 
     [bold]scrontab[/bold]: lines in Slurm's own crontab, where the site has one.
 
@@ -120,13 +122,19 @@ def remove(
 # ----------------------------------------------------------------------------- how
 def opened(run: str | None, overrides: list[str] | None) -> tuple[Typed, RunDirectory, tuple[PeriodicJob, ...]]:
     """What a command line means. Raises CardError."""
-    from tr11ops.crontab.jobs import table
     from tr11ops.crontab.scripts import Typed
 
     card = read_card(run, overrides)
     folder = Path.cwd()
     typed = Typed(card, folder / card_path(run), tuple(overrides or ()), folder, dict(os.environ))
-    return typed, directory_of(card), table(card)
+    return typed, directory_of(card), jobs_of(card, run)
+
+
+def jobs_of(card: RunCard, run: str | None) -> tuple[PeriodicJob, ...]:
+    """Every periodic job of a card, and the scripts beside it and in the run directory. Raises CardError."""
+    from tr11ops.crontab.drop_ins import every_job
+
+    return every_job(card, directory_of(card), (Path.cwd() / card_path(run)).parent)
 
 
 def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
@@ -147,10 +155,10 @@ def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
         return max(used, key=lambda state: state.started).way
     if not installing:
         raise Refusal(f"nothing tells which way is in use: add --way {'|'.join(WAYS)}", exit_code=2)
+    if shutil.which("crontab"):  # no queue stands between it and the run
+        return "crontab"
     if has_slurm():
         return "slurm"
-    if shutil.which("crontab"):
-        return "crontab"
     raise Refusal("there is neither Slurm nor crontab on this machine: keep `tr11 cron run` running in a terminal")
 
 
@@ -160,16 +168,20 @@ def chain_place(
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
+    placement: Placement | None = None,
 ) -> ChainPlace:
+    """One chain. `placement` is where its links run; a link's own, where it is a link that asks."""
     from tr11ops.crontab.chain import ChainPlace
     from tr11ops.crontab.jobs import chain_schedule
+    from tr11ops.crontab.placement import Placement
     from tr11ops.crontab.schedule import Every
 
     chain: ChainName = "hourly" if name == "hourly" else "daily"
     rehearsal = ("--round-seconds", str(round_seconds)) if round_seconds else ()
     words = ("--kept-card", str(kept_card_path(directory)), *rehearsal)
     schedule = Every(round_seconds) if round_seconds else chain_schedule(typed.card, jobs, chain)
-    return ChainPlace(chain, schedule, typed, directory, open_scheduler("slurm"), say, words=words)
+    scheduler, where = open_scheduler("slurm"), placement or Placement()
+    return ChainPlace(chain, schedule, typed, directory, scheduler, say, words=words, placement=where)
 
 
 def _table_place(way: str, typed: Typed, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> TablePlace:
@@ -222,12 +234,15 @@ def _install_chains(
     from tr11ops.crontab.jobs import of_chain
     from tr11ops.crontab.state import CHAINS
 
-    every = [chain_place(name, typed, directory, jobs, round_seconds) for name in CHAINS]
+    placement = _placement(typed)
+    every = [chain_place(name, typed, directory, jobs, round_seconds, placement) for name in CHAINS]
     places = [place for place in every if of_chain(jobs, place.name)]
     for place in places:
         names = ", ".join(job.name for job in of_chain(jobs, place.name))
-        partition = typed.card.cron.partition or "the default partition"
-        say(f"cron-{place.name}: {place.schedule}, in {partition}, runs {names}")
+        say(f"{place.job_name}: {place.schedule}, in partition {placement.partition}, runs {names}")
+    if placement.note:
+        say(f"  {placement.note}; a crontab on a login node does not: --way crontab")
+    _say_changes(directory, jobs)
     if dry_run:
         _finish("would-install", "slurm", as_json)
     if not places:
@@ -237,7 +252,7 @@ def _install_chains(
     done = []
     for place in places:
         found = have_chain(place)
-        say(f"cron-{place.name}: job {found.job_id}" + ("" if found.is_new else ", it was there already"))
+        say(f"{place.job_name}: job {found.job_id}" + ("" if found.is_new else ", it was there already"))
         done.append(found)
     new = [found.job_id for found in done if found.is_new]
     if new:
@@ -245,10 +260,36 @@ def _install_chains(
     _finish("installed" if new else "unchanged", "slurm", as_json, jobs=[found.job_id for found in done])
 
 
+def _placement(typed: Typed) -> Placement:
+    """Where the chains' jobs shall run. Raises Refusal where nothing tells, SchedulerUnreachable."""
+    from tr11ops.crontab.placement import NoPartition, choose_placement
+    from tr11ops.slurm_syntax import parse_time_limit
+
+    scheduler, section = open_scheduler("slurm"), typed.card.cron
+    seconds = max(parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit))
+    try:
+        return choose_placement(typed.card, scheduler.partitions(), scheduler.nodes(), seconds)
+    except NoPartition as error:
+        raise Refusal(str(error), exit_code=2) from None
+
+
+def _say_changes(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> None:
+    """Which jobs have another interval now than in their last round."""
+    from tr11ops.crontab.state import read_job
+    from tr11ops.snapshot import known
+    from tr11ops.units import duration
+
+    for job in jobs:
+        last = known(read_job(directory, job.name), None)
+        if last is not None and not job.unwanted and last.interval_seconds != job.schedule.period_seconds:
+            say(f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}")
+
+
 def _install_lines(place: TablePlace, yes: bool, dry_run: bool, as_json: bool) -> None:
     from tr11ops.crontab.table_programs import plan_install
 
     change = _table_errors(lambda: plan_install(place, time.time()))
+    _say_changes(place.directory, place.jobs)
     _apply(place, change, "install", yes, dry_run, as_json)
 
 

@@ -37,6 +37,7 @@ def link(
     from tr11ops.crontab.chain import begin_link
     from tr11ops.crontab.daemon import round_line
     from tr11ops.crontab.jobs import of_chain
+    from tr11ops.crontab.placement import Placement
 
     began = time.monotonic()
     typed, directory, jobs = _opened_or_kept(run, overrides, kept_card)
@@ -45,7 +46,9 @@ def link(
     number = os.environ.get("SLURM_JOB_ID", "")
     if chain not in {"hourly", "daily"} or not number.isdigit():
         raise Refusal("only the batch script of a chain calls this; see tr11 cron install", exit_code=2)
-    place = chain_place(chain, typed, directory, jobs, round_seconds)
+    memory = os.environ.get("SLURM_MEM_PER_NODE", "")
+    here = Placement(os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None)
+    place = chain_place(chain, typed, directory, jobs, round_seconds, here)  # the next link runs where this one does
 
     def seconds_left() -> float:
         return place.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)
@@ -88,7 +91,7 @@ def _opened_or_kept(
 
     The jobs read the card as it is, and fail: that is then a finding.
     """
-    from tr11ops.crontab.jobs import table
+    from tr11ops.crontab.drop_ins import every_job
     from tr11ops.crontab.scripts import Typed
     from tr11ops.runcard import CardError, card_from_resolved
     from trainer.contract import read_json
@@ -103,4 +106,4 @@ def _opened_or_kept(
         card = card_from_resolved(value, str(kept))
         folder = Path.cwd()
         typed = Typed(card, folder / (run or ""), tuple(overrides or ()), folder, dict(os.environ))
-        return typed, directory_of(card), table(card)
+        return typed, directory_of(card), every_job(card, directory_of(card), typed.card_path.parent)

@@ -15,12 +15,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.crontab.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.crontab.jobs import ChainName
+from tr11ops.crontab.placement import Placement
 from tr11ops.crontab.schedule import Schedule, slack
 from tr11ops.crontab.scripts import Typed, link_script
 from tr11ops.crontab.state import ChainState, chain_file, cron_folder, write_chain
@@ -64,6 +66,12 @@ class ChainPlace:
     clock: Callable[[], float] = time.time
     pause: Callable[[float], None] = time.sleep
     words: tuple[str, ...] = ()
+    placement: Placement = field(default_factory=Placement)
+
+    @property
+    def job_name(self) -> str:
+        """What its links are named in the queue."""
+        return f"cron-{self.name}-{self.typed.card.run.name}"
 
     @property
     def claims(self) -> ClaimFolder:
@@ -118,23 +126,25 @@ def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link
 def _request(place: ChainPlace, token: str, due: int, begin: float | None) -> BatchRequest:
     section = place.typed.card.cron
     folder = cron_folder(place.directory) / "slurm"
-    make_shared(folder)
+    with suppress(OSError):  # then its output is lost, and nothing else
+        make_shared(folder)
     words = ("cron", "link", place.name, "--token", token, "--due", str(due), *place.words)
     request = BatchRequest(
         script="",
-        name=f"cron-{place.name}",
+        name=place.job_name,
         nodes=1,
         time_limit_seconds=place.time_limit_seconds,
-        output=str(folder / "%x-%j.out"),
+        output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
         working_directory=place.typed.folder,
-        partition=section.partition,
+        partition=section.partition or place.placement.partition,
         account=section.account,
         constraint=section.constraint,
         quality_of_service=section.quality_of_service,
         comment=comment_of(place.directory, place.name, token, due),
         begin=begin,
     )
-    return replace(request, script=link_script(place.typed, place.name, request, place.typed.command(words)))
+    command, memory = place.typed.command(words), place.placement.memory_megabytes
+    return replace(request, script=link_script(place.typed, place.name, request, command, folder, memory))
 
 
 def queue_link(place: ChainPlace, token: str, due: int, begin: float | None, by: str = "") -> str:

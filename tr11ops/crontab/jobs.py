@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tr11ops.crontab.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
@@ -21,7 +22,8 @@ class PeriodicJob:
 
     `answers` are the exit codes with which it has done its work; any other is a failed round. `chain` is the chain of
     Slurm jobs that runs it. `unwanted` says why the card does not want it, "" when it does. One that `watches` runs
-    even where the run directory cannot be written, and two hosts may then do it at once; others are left.
+    even where the run directory cannot be written, and two hosts may then do it at once; others are left. `script` is
+    what runs instead of `tr11 WORDS`.
     """
 
     name: str
@@ -33,6 +35,12 @@ class PeriodicJob:
     chain: ChainName = "hourly"
     unwanted: str = ""
     watches: bool = False
+    script: Path | None = None
+
+    @property
+    def command_words(self) -> str:
+        """What it runs, for a person."""
+        return f"tr11 {' '.join(self.words)}" if self.script is None else str(self.script)
 
 
 def table(card: RunCard) -> tuple[PeriodicJob, ...]:
@@ -49,7 +57,7 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
                 "checks excluded nodes",
             ),
             PeriodicJob(
-                "digest", ("alerts", "digest", "--send"), _daily(card, card.alerts.digest_time or "08:00"), 300,
+                "digest", ("alerts", "digest", "--send"), daily(card, card.alerts.digest_time or "08:00"), 300,
                 "sends the day's summary", unwanted="" if card.alerts.digest_time else 'alerts.digest_time = ""',
             ),
             PeriodicJob(
@@ -67,7 +75,7 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
     except ValueError as error:
         problem = Problem("alerts.time_zone", card.alerts.time_zone, "is unknown here", str(error))
         raise CardError("run card", [problem]) from None
-    return tuple(_unless_skipped(job, card.cron.skip) for job in jobs)
+    return tuple(unless_skipped(job, card.cron.skip) for job in jobs)
 
 
 def _backup(card: RunCard) -> PeriodicJob:
@@ -115,7 +123,7 @@ def chain_schedule(card: RunCard, jobs: Iterable[PeriodicJob], chain: ChainName)
     A Slurm job costs the site something, so five minutes is the shortest.
     """
     if chain == "daily":
-        return _daily(card, card.cron.daily_time)
+        return daily(card, card.cron.daily_time)
     periods = [job.schedule.period_seconds for job in wanted(jobs) if job.chain == "hourly"]
     return Every(max(300, min(3600, *periods)) if periods else 3600)
 
@@ -125,17 +133,19 @@ def of_chain(jobs: Iterable[PeriodicJob], chain: ChainName) -> tuple[PeriodicJob
     return tuple(job for job in wanted(jobs) if job.chain == chain)
 
 
-def _daily(card: RunCard, time: str) -> Daily:
+def daily(card: RunCard, time: str) -> Daily:
+    """Each day at that time, in the card's zone. Raises ValueError for a zone that nobody knows."""
     return Daily(time, card.alerts.time_zone)
 
 
 def _each(card: RunCard, hours: float) -> Schedule:
     """Every so many hours; a day is the card's own, which begins with its daily jobs."""
     seconds = hours * 3600
-    return _daily(card, card.cron.daily_time) if seconds == DAY_SECONDS else Every(seconds)
+    return daily(card, card.cron.daily_time) if seconds == DAY_SECONDS else Every(seconds)
 
 
-def _unless_skipped(job: PeriodicJob, skip: Iterable[str]) -> PeriodicJob:
+def unless_skipped(job: PeriodicJob, skip: Iterable[str]) -> PeriodicJob:
+    """The job, unwanted where cron.skip names it."""
     if job.name not in skip or job.unwanted:
         return job
     return replace(job, unwanted="cron.skip")

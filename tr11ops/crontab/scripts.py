@@ -62,10 +62,22 @@ def round_script(typed: Typed) -> str:
     return _rendered(ROUND, typed, command)
 
 
-def link_script(typed: Typed, chain: str, request: BatchRequest, command: Sequence[str]) -> str:
-    """One link of a chain. It may be queued again by Slurm itself, when its node dies before it could do anything."""
+def link_script(
+    typed: Typed,
+    chain: str,
+    request: BatchRequest,
+    command: Sequence[str],
+    folder: Path,
+    memory_megabytes: int | None = None,
+) -> str:
+    """One link of a chain, whose output goes to `folder` if that can be written.
+
+    It may be queued again by Slurm itself, when its node dies before it could do anything.
+    """
     options = [option for option in batch_options(request) if option != "--no-requeue"]
-    return _rendered(LINK, typed, command, chain=chain, options=[*options, "--requeue"])
+    memory = [f"--mem={memory_megabytes}M"] if memory_megabytes else []
+    every = [*options, *memory, "--requeue"]
+    return _rendered(LINK, typed, command, chain=chain, output=f"{folder}/", options=every)
 
 
 def script_of(template: tuple[str, ...], typed: Typed, request: BatchRequest, command: Sequence[str]) -> str:

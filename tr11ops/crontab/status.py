@@ -175,7 +175,8 @@ def _chain_row(
         return ChainRow(chain, None, f"the {chain.name} chain is dead: job {chain.job_id} is not in the queue any more")
     name: ChainName = "hourly" if chain.name == "hourly" else "daily"
     if link.due > now + schedules[name].period_seconds + TOLERANCE_SECONDS:
-        return ChainRow(chain, link, f"the {name} chain waits too long: its clock was set back")
+        why = "its interval is shorter now, or a clock was set back"
+        return ChainRow(chain, link, f"the {name} chain waits too long: {why}")
     if is_held(link.job):
         return ChainRow(chain, link, f"the {name} chain is held: job {link.job.raw_id} ({link.job.reason})")
     if link.job.reason.startswith(DEAD_REASONS):

@@ -127,7 +127,7 @@ def _options(place: TablePlace, chain: str) -> list[str]:
         ("qos", section.quality_of_service),
         ("nodes", "1"),
         ("time", section.hourly_time_limit if chain == "hourly" else section.daily_time_limit),
-        ("job-name", f"cron-{chain}"),
+        ("job-name", f"cron-{chain}-{place.typed.card.run.name}"),
         ("output", str(folder / "%x-%j.out")),
         ("open-mode", "append"),
     )

@@ -65,7 +65,7 @@ def test_list_shows_every_job_and_says_what_is_wrong(bench: LocalBench) -> None:
     assert found["schema"] == 1
     assert [job["name"] for job in found["jobs"]] == ["pulse", "nodes-check", "digest", "sync", "filesystems", "backup"]
     shown = cron(bench, "list", "--set", 'cron.skip=["pulze"]')
-    assert "hourly" in shown.out and "'pulze' is no periodic job" in shown.err
+    assert "every 5 min" in shown.out and "'pulze' is no periodic job" in shown.err
     assert cron(bench, "list", "--set", "alerts.time_zone=Mars/Base").code == 2
 
 

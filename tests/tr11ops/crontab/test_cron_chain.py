@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.crontab.rounds import run_directory
 from tests.tr11ops.crontab.test_state_and_jobs import card
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local_records import LocalSettings
 from tr11ops.cluster.local_rules import request_fault
 from tr11ops.cluster.slurm import sbatch_arguments
@@ -35,7 +37,7 @@ from tr11ops.crontab.chain import (
 )
 from tr11ops.crontab.claims import Claim, ClaimFolder
 from tr11ops.crontab.schedule import Daily, Every
-from tr11ops.crontab.scripts import Typed
+from tr11ops.crontab.scripts import Typed, link_script
 from tr11ops.crontab.state import ChainState, read_chains
 from tr11ops.rundir import parse_comment
 
@@ -75,6 +77,12 @@ class Queue:
             self.silent -= 1
             raise SchedulerUnreachable("squeue: no answer")
         return tuple(self.known.values())
+
+    def partitions(self) -> tuple[Partition, ...]:
+        return Partition("gpu_p5", None, ("n1",), is_default=True), Partition("prepost", 20 * 3600, ("n2",))
+
+    def nodes(self) -> tuple[Node, ...]:
+        return Node("n1", frozenset({"idle"}), gpus=8), Node("n2", frozenset({"idle"}), memory_megabytes=190_000)
 
     def cancel(self, job_id: str) -> None:
         self.known[job_id] = replace(self.known[job_id], state=JobState.CANCELLED)
@@ -332,11 +340,29 @@ def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
     request = scene.queue.requests[-1]
     arguments = sbatch_arguments(request)
     assert "--begin=uts1795291200" in arguments and "--partition=compil" in arguments
-    assert "--account=six@cpu" in arguments and "--time=0-00:30:00" in arguments and request.name == "cron-hourly"
-    assert request.output.startswith(str(scene.directory.paths.state / "cron"))
+    assert "--account=six@cpu" in arguments and "--time=0-00:30:00" in arguments and request.name == "cron-hourly-small"
+    assert request.output == "/dev/null"  # it opens its own: see the next test
+    assert f"{scene.directory.paths.state / 'cron' / 'slurm'}/" in request.script
     assert parse_comment(request.comment) is None  # the training's own jobs are found by their comment
     assert "#SBATCH --requeue" in request.script and "--no-requeue" not in request.script
     assert subprocess.run(["bash", "-n"], input=request.script.encode()).returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["", "full", "read-only"])
+def test_a_link_whose_output_cannot_be_opened_runs_all_the_same(disk: Disk, tmp_path: Path, fault: str) -> None:
+    typed = replace(Scene(tmp_path).place.typed, folder=tmp_path)
+    request = module._request(replace(Scene(tmp_path).place, typed=typed), "0badc0de", 60, None)
+    script = link_script(
+        typed, "hourly", request, ["sh", "-c", f"echo it runs; touch {tmp_path}/ran"], disk.place, 2048
+    )
+    assert "#SBATCH --mem=2048M" in script and script.count("--output=") == 1
+    if fault:
+        disk.break_as(fault)
+    environment = {**os.environ, "SLURM_JOB_NAME": "cron-hourly-small", "SLURM_JOB_ID": "7"}
+    assert subprocess.run(["bash", "-s"], input=script.encode(), env=environment).returncode == 0
+    assert (tmp_path / "ran").exists()
+    output = disk.place / "cron-hourly-small-7.out"
+    assert fault == "read-only" or output.read_text() == ("" if fault else "it runs\n")
 
 
 def test_the_embedded_scheduler_refuses_a_begin_time_that_it_would_not_keep(scene: Scene) -> None:

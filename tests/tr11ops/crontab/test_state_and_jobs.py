@@ -103,7 +103,7 @@ def test_other_files_in_the_folder_are_no_jobs(directory: RunDirectory) -> None:
 def test_the_table_follows_the_card(tmp_path: Path) -> None:
     jobs = {job.name: job for job in table(card(tmp_path))}
     assert list(jobs) == ["pulse", "nodes-check", "digest", "sync", "filesystems", "backup"]
-    assert jobs["pulse"].schedule == Every(3600) and jobs["nodes-check"].schedule == Every(21_600)
+    assert jobs["pulse"].schedule == Every(300) and jobs["nodes-check"].schedule == Every(21_600)
     assert jobs["digest"].schedule == Daily("08:00", "UTC")
     assert jobs["filesystems"].unwanted == "no [[filesystems]]"
     assert jobs["sync"].unwanted == "no hub.repository"
@@ -152,7 +152,7 @@ def test_what_is_due_comes_in_the_order_of_the_table(tmp_path: Path) -> None:
 
 def test_chains_begin_as_often_as_their_jobs_need(tmp_path: Path) -> None:
     hourly = card(tmp_path)
-    assert chain_schedule(hourly, table(hourly), "hourly") == Every(3600)
+    assert chain_schedule(hourly, table(hourly), "hourly") == Every(300)
     assert chain_schedule(hourly, table(hourly), "daily") == Daily("04:00", "UTC")
     assert of_chain(table(hourly), "daily") == ()
     often = card(tmp_path, "alerts.interval_minutes=1")
