@@ -66,8 +66,8 @@ class OperationSeen:
     shut_folders: Observed[tuple[ShutFolder, ...]]
 
 
-def operation_facts(card: RunCard) -> OperationFacts:
-    """What watching the operation needs of a run card."""
+def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts:
+    """What watching the operation needs of a run card, which lies in `card_folder`."""
     backup, hub, watch = card.backup, card.hub, card.watch
     intervals = [backup.store_interval] if backup.store else []
     if backup.url:
@@ -97,18 +97,19 @@ def operation_facts(card: RunCard) -> OperationFacts:
             )
             for entry in card.filesystems
         ),
-        periodic_jobs=_wanted_jobs(card),
+        periodic_jobs=_wanted_jobs(card, card_folder),
         has_recipients=card.alerts.has_recipients,
         resubmits=card.watch.act and card.watch.resubmissions_per_day > 0,
     )
 
 
-def _wanted_jobs(card: RunCard) -> tuple[str, ...] | None:
-    from tr11ops.crontab.jobs import table
+def _wanted_jobs(card: RunCard, card_folder: Path) -> tuple[str, ...] | None:
+    from tr11ops.crontab.drop_ins import every_job
     from trainer.config import CardError
 
     try:
-        return tuple(job.name for job in table(card) if not job.unwanted)
+        jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), card_folder)
+        return tuple(job.name for job in jobs if not job.unwanted)
     except CardError:
         return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
 

@@ -6,6 +6,7 @@ Nothing here raises for what could not be seen: that is `Unknown`, with its reas
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops import evidence
@@ -38,7 +39,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         checkpoint_interval=card.checkpoint.interval,
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
         training=training_facts(card),
-        operation=operation_facts(card),
+        operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),
     )
 
