@@ -31,8 +31,9 @@ def advise(
     """What the run's own past calls for, and the node-hours that it would have saved.
 
     Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin before the time
-    limit. With fewer than five faults the run's own count says too little: BLOOM's 64,500 GPU-hours per failure are
-    taken then, or what --mtbf says. Nothing is changed.
+    limit. Below 24 hours with nodes and five faults only the margin is judged. With fewer than five faults BLOOM's
+    64,500 GPU-hours per failure are taken, unless the run's own few rule them out, or what --mtbf says. Nothing is
+    changed: what stands behind "type" goes with `tr11 launch`, or into the card.
 
     [bold]Examples[/bold]
 
@@ -95,14 +96,15 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
         yield ""
         worth = bool(advice.change) and is_worth_it(advice, look.goodput)
         arrow = f"{advice.now} -> {advice.better}" if advice.now else advice.better
-        head = arrow if worth else f"{advice.now}: leave it" if advice.now else advice.better
+        kept = advice.better if advice.better == "cannot tell" else "leave it"
+        head = arrow if worth else f"{advice.now}: {kept}" if advice.now else advice.better
         yield paper.fit(f"{advice.topic:{LABEL}}{head}")
         is_other = advice.saved_node_hours is not None and advice.now != advice.better
         for reason in (*advice.why, *((_saved(advice, look.goodput),) if is_other else ())):
             for line in wrap(reason, paper.width - LABEL, subsequent_indent="  "):
                 yield paper.fit(f"{'':{LABEL}}{line}")
         if worth:
-            yield paper.fit(f"{'  type':{LABEL}}{advice.change}")
+            yield paper.fit(f"{'  type':{LABEL}}{advice.option}")
 
 
 def _past(goodput: Goodput) -> str:
@@ -130,6 +132,9 @@ def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
         "variant": look.history.variant,
         "node_hours": look.goodput.total.node_hours,
         "faults": len(look.goodput.faults),
-        "advice": [{**asdict(advice), "worth_it": is_worth_it(advice, look.goodput)} for advice in found],
+        "advice": [
+            {**asdict(advice), "option": advice.option or None, "worth_it": is_worth_it(advice, look.goodput)}
+            for advice in found
+        ],
         "unknown": list(look.goodput.doubts),
     }

@@ -44,6 +44,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+SKIP = "resilience.skip_checks"
 SomeNodes = Annotated[
     list[str] | None, typer.Argument(metavar="[NODE...]", help="Names or host lists; default: all of the partition.")
 ]
@@ -133,7 +134,7 @@ def check(
 ) -> None:
     """Run the health checks on nodes, each in a small job of its own, or beside our running job.
 
-    Exit code 0: all well; 1: a node is bad; 3: some could not be checked.
+    Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be checked.
 
     [bold]Examples[/bold]
 
@@ -157,7 +158,7 @@ def check(
     results = check_them(desk, names, timeout) if names else ()
     readmitted, prolonged = [], []
     for entry in results if due else ():
-        if entry.result in {Outcome.FINE, Outcome.WARNING}:
+        if entry.is_judged and entry.result is not Outcome.BAD:
             readmitted.append(entry.node)
         elif entry.result is Outcome.BAD:
             days = desk.card.resilience.exclusion_days
@@ -176,9 +177,11 @@ def check(
             print(f"{name}: stays excluded for another {desk.card.resilience.exclusion_days:g} days")
         for line in failed:
             print(line)
-    outcomes = {entry.result for entry in results}
-    bad = Outcome.BAD in outcomes or bool(failed)
-    raise typer.Exit(1 if bad else 3 if Outcome.UNKNOWN in outcomes else 0)
+    unjudged = sum(not entry.is_judged for entry in results)
+    if unjudged:
+        say(f"{unjudged} of {len(results)} nodes are not known to be fine; what a site cannot check: {SKIP}")
+    bad = bool(failed) or any(entry.result is Outcome.BAD for entry in results)
+    raise typer.Exit(1 if bad else 3 if unjudged else 0)
 
 
 def _show_checks(results: Sequence[NodeCheck]) -> None:

@@ -40,6 +40,13 @@ class NodeCheck:
     why: str
     checks: tuple[CheckResult, ...] = ()
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether every check that the card asks for could be made, or one of them found the node bad."""
+        if self.result in {Outcome.BAD, Outcome.UNKNOWN}:
+            return self.result is Outcome.BAD
+        return all(entry.result is not Outcome.UNKNOWN for entry in self.checks)
+
 
 @dataclass(frozen=True)
 class Way:
@@ -147,8 +154,16 @@ def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
 
 
 def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
-    """One node's result from its checks."""
-    return NodeCheck(node, worst(checks), summary(checks), checks)
+    """One node's result from its checks. A node is fine when all were made: what one of them would have found is not
+    known. (The node agent uses such a node, because it must not empty a cluster.)"""
+    outcome, unmade = worst(checks), [entry for entry in checks if entry.result is Outcome.UNKNOWN]
+    if not unmade or outcome in {Outcome.BAD, Outcome.UNKNOWN}:
+        return NodeCheck(node, outcome, summary(checks), checks)
+    names = ", ".join(entry.name for entry in unmade)
+    could_not = f"{len(unmade)} of {len(checks)} checks could not be made ({names}): {unmade[0].why}"
+    if outcome is Outcome.WARNING:
+        return NodeCheck(node, outcome, f"{summary(checks)}; {could_not}", checks)
+    return NodeCheck(node, Outcome.UNKNOWN, could_not, checks)
 
 
 # ----------------------------------------------------------------------------- a job of its own, through submitit

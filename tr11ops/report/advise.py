@@ -7,6 +7,7 @@ the training time it had, and with the faults where they were.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
@@ -14,6 +15,7 @@ from statistics import mean, median
 from tr11ops.report.goodput import Goodput, Span
 from tr11ops.report.history_types import History
 from tr11ops.report.reliability import (
+    FEWEST_FAULTS,
     FaultRate,
     daly_interval,
     fault_rate,
@@ -29,6 +31,8 @@ from tr11ops.units import duration
 MOST_SPARES = 64
 SMALL_GAIN = 0.002  # of all node-hours: what is gained by less is not worth a change
 RECENT_STEPS = 1000
+LEAST_HELD_SECONDS = 24 * 3600.0  # with nodes: less of a past, and nothing is advised from it
+LEAST_SAVES = 3
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """One number of the card: what it is, what it should be, why, and the node-hours that it would have saved."""
+    """One number of the card: what it is, what it should be, why, and the node-hours that it would have saved.
+
+    `change` is the card's line, or a command; `option` the same as it is typed behind `tr11 launch` for one launch.
+    """
 
     topic: str
     now: str
@@ -77,6 +84,11 @@ class Advice:
     change: str = ""
     saved_node_hours: float | None = None
     numbers: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        key, equals, value = self.change.partition(" = ")
+        return f"--set {key}={shlex.quote(value)}" if equals else self.change
 
 
 @dataclass(frozen=True)
@@ -133,20 +145,31 @@ def stretches(spans: Sequence[Span], buckets: Sequence[Bucket]) -> list[float]:
 def advise(history: History, goodput: Goodput, situation: Situation) -> tuple[Advice, ...]:
     """Everything that the past allows to be said."""
     found = measure(history, goodput, situation)
-    parts = (
-        _interval(found, goodput, situation),
-        _spares(found, goodput, situation),
-        _array(found, situation),
-        _margin(found, situation),
-    )
-    return tuple(advice for part in parts for advice in part)
+    lack = too_little(goodput)
+    rates = (_interval(found, goodput, situation), _spares(found, goodput, situation), _array(found, situation))
+    told = [advice for part in rates for advice in part]
+    if lack:
+        told = [Advice(advice.topic, advice.now, "cannot tell", (lack,)) for advice in told]
+    return (*told, *_margin(found, situation))
+
+
+def too_little(goodput: Goodput) -> str:
+    """Why nothing is advised about rates yet: so short a past says nothing of weeks. "" where it is long enough, or
+    has seen enough faults all the same."""
+    held = goodput.held_wall_seconds
+    if held >= LEAST_HELD_SECONDS or len(goodput.faults) >= FEWEST_FAULTS:
+        return ""
+    hours, faults = LEAST_HELD_SECONDS / 3600, len(goodput.faults)
+    count = "no fault" if not faults else "1 fault" if faults == 1 else f"{faults} faults"
+    return f"{duration(held)} with nodes and {count} are too little: {hours:g} h or {FEWEST_FAULTS} faults are needed"
 
 
 # ----------------------------------------------------------------------------- save interval
 def _interval(found: Measured, goodput: Goodput, situation: Situation) -> Iterator[Advice]:
     rate = found.faults
-    if found.save is None or found.step is None or not found.save:
-        yield Advice("save interval", _now(situation), "cannot tell", ("no save was recorded yet",))
+    if found.save is None or found.step is None or not found.save or found.saves < LEAST_SAVES:
+        seen = f"{found.saves or 'no'} save{'' if found.saves == 1 else 's'}"
+        yield Advice("save interval", _now(situation), "cannot tell", (f"{seen} on record, {LEAST_SAVES} are needed",))
         return
     best = daly_interval(rate.mtbf, found.save)
     every = max(1, round(min(best, situation.task_seconds) / found.step))  # each task saves at its end
@@ -273,7 +296,10 @@ def _margin(found: Measured, situation: Situation) -> Iterator[Advice]:
     parts = f"a step {found.step or 0.0:,.1f} s, the longest save {found.longest_save:,.1f} s"
     parts += f", the longest evaluation {evaluation:,.1f} s" if evaluation else ""
     minutes = math.floor((situation.time_limit - need) / 60) - 1
-    change = f"run.exit_duration_minutes = {minutes}" if minutes > 0 else "slurm.time_limit: more"
+    longer = math.ceil((situation.task_seconds + need) / 60) + 1
+    change = f"run.exit_duration_minutes = {minutes}"
+    if minutes <= 0:
+        change = f"slurm.time_limit = {longer // 60:02d}:{longer % 60:02d}:00"
     now = "none" if situation.room is None else duration(situation.room)
     enough = situation.room is not None and situation.room >= need
     numbers: dict[str, float | None] = {"needed_seconds": need, "room_seconds": situation.room}

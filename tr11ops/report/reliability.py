@@ -87,13 +87,21 @@ def more_than(count: int, mean: float) -> float:
 
 
 def fault_rate(observed: float, faults: int, gpus: int, given: float | None = None) -> FaultRate:
-    """The rate to plan with: `given` by a person, else the run's own; where that is too few, what BLOOM met."""
+    """The rate to plan with: `given` by a person, else the run's own; where that is too few, what BLOOM met.
+
+    A few faults are enough to rule BLOOM's rate out: where it lies outside of what they allow, their own is taken.
+    """
     low, high = bounds_of_mtbf(observed, faults) if observed > 0 else (0.0, math.inf)
     if given is not None:
         return FaultRate(given, low, high, faults, "as given")
     if faults >= FEWEST_FAULTS and observed > 0:
         return FaultRate(observed / faults, low, high, faults, "measured")
     prior = PRIOR_GPU_HOURS * 3600 / max(1, gpus)
+    if faults and observed > 0 and not low <= prior <= high:
+        times = "1 fault" if faults == 1 else f"{faults} faults"
+        return FaultRate(
+            observed / faults, low, high, faults, f"measured from {times} alone, which rule out BLOOM's rate"
+        )
     few = "no fault" if not faults else f"only {faults} fault{'s' if faults > 1 else ''}"
     source = f"assumed: {few} yet, so BLOOM's {PRIOR_GPU_HOURS:,.0f} GPU-hours per failure are taken"
     return FaultRate(prior, low, high, faults, source)

@@ -51,7 +51,7 @@ def listed(bench: LocalBench) -> list[str]:
 
 
 def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
-    exclude(run_directory(bench), TWO, why="Xid 79 \x1b[2J", owner="tr11", days=3)
+    exclude(run_directory(bench), TWO, why="Xid 79 \x1b[2J", owner="tr11", days=3.5)
     exclude(run_directory(bench), "gone07", why="old", owner="anna", days=None)
     found = nodes("list", "--json").json
     assert found["schema"] == 1
@@ -192,6 +192,35 @@ def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -
     second = nodes("check", "--due", "--json")
     assert (second.code, second.json["readmitted"]) == (0, [ONE])
     assert listed(bench) == [TWO]
+
+
+def test_a_node_is_fine_when_all_its_checks_were_made() -> None:
+    def of(*results: Outcome) -> NodeCheck:
+        return told("n1", tuple(CheckResult(f"check-{n}", result, "why") for n, result in enumerate(results)))
+
+    fine, warning, bad, unknown = Outcome.FINE, Outcome.WARNING, Outcome.BAD, Outcome.UNKNOWN
+    for checks, result, is_judged in (
+        ((fine, fine), fine, True),
+        ((fine, warning), warning, True),
+        ((fine, unknown, unknown), unknown, False),
+        ((warning, unknown), warning, False),
+        ((bad, unknown), bad, True),
+        ((unknown,), unknown, False),
+    ):
+        assert (of(*checks).result, of(*checks).is_judged) == (result, is_judged), checks
+    assert of(fine, unknown, unknown).why == "2 of 3 checks could not be made (check-1, check-2): why"
+
+
+def test_checks_that_cannot_be_made_are_no_pass(nodes, bench: LocalBench) -> None:
+    unsure = own_script(bench.folder, "echo 'no such tool'; exit 3")
+    answer = nodes("check", ONE, "--set", unsure)
+    assert answer.code == 3 and "UNKNOWN" in answer.out and "1 of 8 checks could not be made" in answer.out
+    assert "1 of 1 nodes are not known to be fine" in answer.err and "resilience.skip_checks" in answer.err
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
+    due = nodes("check", "--due", "--json", "--set", unsure)
+    assert (due.code, due.json["readmitted"], due.json["prolonged"]) == (3, [], []) and listed(bench) == [ONE]
+    left_out = nodes("check", "--due", "--json", "--set", unsure, "--set", 'resilience.skip_checks=["script:own.sh"]')
+    assert left_out.json["readmitted"] == [ONE]
 
 
 def test_a_check_that_never_answers_is_unknown(nodes, bench: LocalBench) -> None:

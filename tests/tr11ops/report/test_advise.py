@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tr11ops.report.past import BEGIN, Past
-from tr11ops.report.advise import Advice, Situation, advise, measure, recorded_launches, replay, stretches
+from tr11ops.report.advise import Advice, Situation, advise, measure, recorded_launches, replay, stretches, too_little
 from tr11ops.report.goodput import Goodput, account
 from tr11ops.report.history import History, read_history
 from tr11ops.report.reliability import more_than
@@ -78,13 +78,36 @@ def test_the_replay_of_what_was_done_costs_what_it_cost(tmp_path):
     assert replay(list(recorded_launches(goodput)), 400.0, 20.0) == pytest.approx(recorded / 3.6e9)
 
 
-def test_too_few_faults_are_said_and_the_prior_is_taken(tmp_path):
+def test_nothing_is_advised_from_too_short_a_past(tmp_path):
+    """Two faults in 36 minutes: no rate follows from that, nor from a rate that a person gives."""
     history, goodput = faulty(Past(tmp_path), faults=2)
-    advice = by_topic(advise(history, goodput, CARD))["save interval"]
-    assert any("only 2 faults yet" in why and "64,500 GPU-hours" in why for why in advice.why)
-    assert advice.numbers["mtbf_seconds"] == 64_500 * 3600 / (8 * 3)
+    for situation in (CARD, Situation(**{**vars(CARD), "given_mtbf": 5000.0})):
+        found = by_topic(advise(history, goodput, situation))
+        for topic in ("save interval", "spares", "array"):
+            assert (found[topic].better, found[topic].change, found[topic].numbers) == ("cannot tell", "", {}), topic
+            assert found[topic].why == ("36 min with nodes and 2 faults are too little: 24 h or 5 faults are needed",)
+        assert found["exit margin"].numbers["needed_seconds"] == 30  # what it must hold is no rate
+
+
+def test_few_faults_in_a_long_past_are_said_and_the_prior_is_taken(tmp_path):
+    history, goodput = faulty(Past(tmp_path), faults=2)
+    measured = measure(history, goodput, CARD)
+    long = replace(goodput, spans=tuple(span._replace(end=span.start + 10**12) for span in goodput.spans))
+    assert too_little(long) == ""
+    assert "rule out" in measured.faults.source
     given = Situation(**{**vars(CARD), "given_mtbf": 5000.0})
-    assert by_topic(advise(history, goodput, given))["save interval"].numbers["mtbf_seconds"] == 5000.0
+    assert by_topic(advise(history, long, given))["save interval"].numbers["mtbf_seconds"] == 5000.0
+
+
+def test_each_advice_can_be_typed(tmp_path):
+    history, goodput = faulty(Past(tmp_path))
+    found = by_topic(advise(history, goodput, Situation(**{**vars(CARD), "room": 20.0})))
+    assert found["save interval"].option == "--set checkpoint.interval=20"
+    assert found["spares"].option == f"--set slurm.spare_nodes={found['spares'].better}"
+    assert found["array"].option == "tr11 launch --array 1-4"
+    assert found["exit margin"].option == "--set run.exit_duration_minutes=65"
+    short = Situation(**{**vars(CARD), "room": 20.0, "time_limit": 60.0, "task_seconds": 60.0})
+    assert by_topic(advise(history, goodput, short))["exit margin"].option == "--set slurm.time_limit=00:03:00"
 
 
 def test_spares_cost_as_little_as_can_be(tmp_path):

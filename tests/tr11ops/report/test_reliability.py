@@ -98,7 +98,15 @@ def test_the_tail_of_a_few():
 
 
 def test_a_runs_own_count_is_taken_once_it_says_enough():
-    few, own, given_ = fault_rate(1e6, 4, 8), fault_rate(1e6, 5, 8), fault_rate(1e6, 5, 8, 42.0)
+    few, own, given_ = fault_rate(6e7, 4, 8), fault_rate(1e6, 5, 8), fault_rate(1e6, 5, 8, 42.0)
     assert few.mtbf == 64_500 * HOUR / 8 and "only 4 faults" in few.source
     assert (own.mtbf, own.source) == (2e5, "measured")
     assert (given_.mtbf, given_.source) == (42.0, "as given")
+
+
+def test_a_few_faults_that_rule_out_the_assumed_rate_are_counted():
+    """Three faults in 2.6 node-hours: one fault in 223 days is not what this run meets."""
+    seen = fault_rate(2.6 * HOUR, 3, 8)
+    assert seen.mtbf == pytest.approx(2.6 * HOUR / 3) and not seen.low <= 64_500 * HOUR / 8 <= seen.high
+    assert seen.source == "measured from 3 faults alone, which rule out BLOOM's rate"
+    assert fault_rate(2.6 * HOUR, 0, 8).mtbf == 64_500 * HOUR / 8  # no fault rules out nothing
