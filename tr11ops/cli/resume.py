@@ -115,6 +115,8 @@ def let_go_on(place: Scene, why: str, yes: bool, dry_run: bool) -> Resumed:
     result = release(directory, todo.holds, place.edge)
     for number in result.done:
         say(f"released: job {number}")
+    if view.is_idle:
+        say(f"to start it: {place.command('launch --array 1-10')}")
     if directory.exists:
         data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
         record(directory, "resumed", why, data, place.user)
@@ -165,7 +167,7 @@ def _undoing(place: Scene, view: StopView) -> Undoing:
 
 
 def _lines(todo: Undoing) -> list[str]:
-    lines = [f"{name + ':':<12}set by {who}: will be released" for name, who in todo.switches]
+    lines = [f"{name + ':':<11} set by {who}: will be released" for name, who in todo.switches]
     lines += [f"held:       job {number}, by tr11: will be released" for number in todo.holds]
     lines += [f"held:       job {job.job_id}, not by tr11: stays held" for job in todo.foreign]
     lines += [f"held:       job {job.job_id}, by tr11: {job.user}, who owns it, must release it" for job in todo.others]

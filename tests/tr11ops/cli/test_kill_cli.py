@@ -51,7 +51,9 @@ def test_set_twice_and_release_twice(bench: LocalBench) -> None:
     assert (second.code, second.json["action"]) == (0, "already-set") and "(new data)" in second.err
     assert directory.read_kill_switch() == held
     assert bench.launch().code == 1
-    assert bench.kill("--release", "--yes", "--json").json["action"] == "released"
+    released = bench.kill("--release", "--yes", "--json")
+    assert released.json["action"] == "released"
+    assert released.err.endswith(f"to start it: tr11 launch --run {bench.card} --array 1-10\n")
     assert not directory.kill_switch_is_set()
     again = bench.kill("--release", "--json")
     assert (again.code, again.json["action"]) == (0, "not-set")
