@@ -159,8 +159,10 @@ def _pass(
     past, settled = replay(ledger), tuple[Deed, ...]()
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, first, notes)
-        expected = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
-        situation = _situation(run, snapshot, expected, past, turn is not None)
+        situation = _situation(
+            run, snapshot, lambda: plan(snapshot, findings, verdict, past, scene, limits_of(run.card)), past,
+            turn is not None, notes,
+        )  # fmt: skip
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if turn is not None:
         past, settled = _settled(past, snapshot, directory, notes)
@@ -227,11 +229,17 @@ def _settled(
 
 
 # ----------------------------------------------------------------------------- telling
-def _situation(run: Run, snapshot: Snapshot, expected: Plan, past: Past, may_act: bool) -> Situation:
+def _situation(
+    run: Run, snapshot: Snapshot, expected: Callable[[], Plan], past: Past, may_act: bool, notes: list[str]
+) -> Situation | None:
     """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
     from tr11ops.report.situation import situation_of
 
-    return situation_of(run.directory, run.card, snapshot, None, expected, past, may_act)
+    try:
+        return situation_of(run.directory, run.card, snapshot, None, expected(), past, may_act)
+    except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
+        notes.append(f"the mails do not say how the run is doing: {cause(error)}")
+        return None
 
 
 def _alert(

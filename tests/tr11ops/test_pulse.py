@@ -37,6 +37,7 @@ class Scene:
         self.directory = RunDirectory(self.card.paths, self.card.kill_switch)
         self.scheduler = DiskScheduler(folder / "queue")
         self.alerts: list[tuple[list[str], frozenset[str], bool, bool]] = []
+        self.situations: list[Any] = []
         tag = new_tag()
         self.directory.write_submission(
             Submission(tag, "100", "local", time.time() - 60, "root", "h", "small", "main", None, 2, "hash")
@@ -54,6 +55,7 @@ class Scene:
         deliver: bool = True, typed: str = "", situation: object = None,
     ) -> Outcome:  # fmt: skip
         self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
+        self.situations.append(situation)
         return Outcome(notes=("the mail server is away",))
 
     def pulse(self, eye: Any = None, **options: Any) -> Pulse:
@@ -96,6 +98,27 @@ def test_the_alerts_hear_of_findings_of_what_was_hidden_and_of_no_email(scene: S
         beat.unlink()
     assert scene.pulse(eye=Unknown("squeue did not answer")).verdict.exit_code == 3
     assert scene.alerts[-1][2] is False
+
+
+def test_the_mails_say_what_would_be_done(scene: Scene) -> None:
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    scene.pulse()
+    (said,) = scene.situations
+    assert [act.words for act in said.planned] == ["resubmit 1-3: nothing runs and nothing is queued"]
+    assert not said.may_act
+
+
+def test_a_fault_of_the_plan_keeps_nobody_from_hearing_of_the_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("tr11ops.pulse.plan", broken)
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    with pytest.raises(KeyError):
+        scene.pulse()
+    assert "down" in scene.alerts[0][0] and scene.situations == [None]
 
 
 def test_a_dry_run_tells_nobody_and_writes_nothing(scene: Scene) -> None:

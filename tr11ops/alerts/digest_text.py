@@ -75,7 +75,7 @@ def _digest_lines(
     if not book.open_alerts:
         yield "Open: nothing."
     for alert in book.open_alerts:
-        yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "")
+        yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "", "  ")
         yield from wrapped(f"since {moment(alert.began, policy)} ({duration(now - alert.began)}); {care(alert)}", "  ")
     if ended:
         yield ""

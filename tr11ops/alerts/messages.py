@@ -159,11 +159,11 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
 def _state(began: float, policy: Policy, situation: Situation | None) -> Iterator[str]:
     if situation is not None and situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
-    spell = None if situation is None else situation.since(began)
-    if spell is not None:
-        yield from wrapped(
-            f"Cost:     {spell.lost_hours:.1f} of {spell.wanted_hours:.1f} node-hours lost since it began", "", " " * 10
-        )
+    cost = None if situation is None else situation.cost_of(began)
+    if cost is not None:
+        since, spell = cost
+        share = f"{spell.lost_hours:,.1f} of {spell.wanted_hours:,.1f} node-hours lost"
+        yield from wrapped(f"Cost:     {share} since {moment(since, policy)}", "", " " * 10)
     yield from place(policy)
 
 

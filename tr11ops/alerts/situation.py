@@ -19,7 +19,7 @@ _ACTS = {
     "node-lost": ("exclude", "cancel"),
     "unfinished-end": ("exclude", "hold", "resubmit"),
 }
-# What the run does by itself, whether or not a watchdog may act.
+# What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
     "node-lost": "The job goes on without the node: on a spare, or in the next task.",
     "slow-node": "The training goes on, slower.",
@@ -58,27 +58,33 @@ class Spell:
 class Situation:
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
-    `may_act`: the watchdog may act on its `planned` acts; `withheld` says what it does not do, and why. `since` gives
-    the account from a moment (seconds since the epoch) to the look; None where it cannot be told.
+    `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog may act on its
+    `planned` acts; `withheld` says what it does not do, and why. `since` gives the account from a moment (seconds since
+    the epoch) to the look; None where it cannot be told.
     """
 
     progress: str = ""
     eta: str = ""
+    trained: float | None = None
     may_act: bool = False
     done: tuple[Act, ...] = ()
     planned: tuple[Act, ...] = ()
     withheld: tuple[str, ...] = ()
     since: Callable[[float], Spell | None] = lambda _: None
 
+    def cost_of(self, began: float) -> tuple[float, Spell] | None:
+        """From when an incident has cost something, and what: a fault that stops the training begins unseen."""
+        moment = began if self.trained is None else min(began, self.trained)
+        spell = self.since(moment)
+        return None if spell is None else (moment, spell)
+
 
 def what_tr11_does(alert: Alert, situation: Situation | None) -> str:
     """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
     if situation is None:
         return ""
-    said = _of_acts(alert, situation)
-    if said or (alert.detector == "node-lost" and alert.severity is Severity.CRITICAL):
-        return said or _NOTHING
-    return _BY_ITSELF.get(alert.detector, _NOTHING)
+    lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
+    return _of_acts(alert, situation) or lesser or _NOTHING
 
 
 def _of_acts(alert: Alert, situation: Situation) -> str:

@@ -57,6 +57,6 @@ def _who(alert: Alert, now: float) -> str:
 
 def alert_values(alert: Alert) -> dict[str, Any]:
     """One alert for --json. Times are seconds since the epoch."""
-    hidden = {"said", "alarmed", "escalated", "remind", "thread", "clear_looks"}
+    hidden = {"said", "alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails"}
     values = {key: value for key, value in asdict(alert).items() if key not in hidden}
     return {**values, "severity": alert.severity.name, "said": alert.said.name if alert.said is not None else None}

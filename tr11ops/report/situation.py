@@ -45,7 +45,7 @@ def situation_of(
         try:
             part = spent().between(moment, snapshot.time)
             before, now = (standing_at(directory.paths.metrics, time) for time in (moment, snapshot.time))
-        except (OSError, ValueError):
+        except Exception:  # whatever is wrong with the past, people must hear of the present
             return None
         total, useful = part.total, part.buckets[Bucket.USEFUL]
         return Spell(
@@ -61,6 +61,7 @@ def situation_of(
     return Situation(
         progress=_progress(snapshot),
         eta=_eta(card, snapshot),
+        trained=max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None),
         may_act=may_act,
         done=tuple(
             Act(deed.action, f"{deed.action} {deed.subject}", deed.time)

@@ -123,7 +123,7 @@ def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
         ).split()
     )
     assert "Progress: iteration 12,000 of 95,367 (12.5 %), loss 2.3120\n" in text
-    assert "Cost:     16.0 of 64.0 node-hours lost since it began\n" in text
+    assert "Cost:     16.0 of 64.0 node-hours lost since 2022-05-02 12:00 UTC\n" in text
     assert "---- hung.md ---" in text and "    tr11 kill --now --wait --yes" in text
     assert "export TR11_RUN=tr11.toml" in text
     assert max(map(len, text.splitlines())) <= 78
@@ -145,6 +145,28 @@ def test_what_tr11_does_is_said(situation: Situation | None, words: str) -> None
     (alert,) = look(Book(), [HANG], frozenset(), POLICY, NOON).alerts
     said = what_tr11_does(alert, situation)
     assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_what_the_run_does_by_itself_is_no_comfort_where_it_is_critical() -> None:
+    for severity, words in (
+        (WARNING, "A resume takes the newest"),
+        (CRITICAL, "tr11 does nothing about it by itself."),
+    ):
+        found = finding("checkpoint-unsound", severity, "1200")
+        (alert,) = look(Book(), [found], frozenset(), POLICY, NOON).alerts
+        assert what_tr11_does(alert, Situation()).startswith(words)
+
+
+def test_a_fault_costs_from_the_last_iteration_on_not_from_its_first_sight() -> None:
+    asked: list[float] = []
+
+    def since(moment: float) -> Spell:
+        asked.append(moment)
+        return SPELL
+
+    assert "lost since 2022-05-02 11:30 UTC" in message_of(HANG, Situation(trained=NOON - HOUR / 2, since=since))
+    assert "lost since 2022-05-02 12:00 UTC" in message_of(HANG, Situation(trained=NOON + MINUTE, since=since))
+    assert asked == [NOON - HOUR / 2, NOON]
 
 
 def test_only_what_works_is_offered_as_acknowledgement() -> None:
