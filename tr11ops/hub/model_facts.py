@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, Past
 from tr11ops.snapshot import Unknown
+from trainer.config_data import data_set_name
 from trainer.contract import Manifest
 from trainer.model.flops import count_parameters
 
@@ -80,13 +81,17 @@ def model_facts(
 
 
 def datasets_of(card: RunCard) -> tuple[Dataset, ...] | None:
-    """The training mixture by the last part of each path, since the rest says whose disk it is on; None: unknown."""
+    """The training mixture by the last part of each path, since the rest says whose disk it is on; None: unknown.
+
+    Where data sets are validated by the names of their folders, they are called by these.
+    """
     data = card.data
     if data.prefixes:
         weights = data.weights
         total = sum(weights) if weights else 0.0
         shares = [weight / total for weight in weights] if weights and total > 0 else [None] * len(data.prefixes)
-        return tuple(Dataset(Path(prefix).name, share) for prefix, share in zip(data.prefixes, shares, strict=True))
+        name_of = data_set_name if data.validate_each else (lambda prefix: Path(prefix).name)
+        return tuple(Dataset(name_of(prefix), share) for prefix, share in zip(data.prefixes, shares, strict=True))
     text = data.train_group
     if text is None and data.train_groups_file is not None:
         try:

@@ -37,7 +37,8 @@ def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]
     lines = card.slurm.setup
     if not lines:
         return
-    shown = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    shown = "its line" if len(lines) == 1 else f"its {len(lines)} lines"
+    ends = f"{shown} {'ends' if len(lines) == 1 else 'end'}"
     began = time.monotonic()
     try:
         status, said, left = _run(lines, workers_environment(card, environment))
@@ -49,7 +50,7 @@ def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]
         return
     if left is None:
         last = said or "no word on stderr"
-        rule = f"{shown} end with status {status} on this machine, and so would each attempt: {last}"
+        rule = f"{ends} with status {status} on this machine, and so would each attempt: {last}"
         yield refused("slurm.setup", rule, "correct the line or the script that it sources")
         return
     if left["missing"]:
@@ -59,7 +60,7 @@ def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]
         yield refused("slurm.setup", "after it, srun is not found", "add to PATH in the set-up, do not replace it")
     else:
         took = duration(max(1.0, time.monotonic() - began))
-        yield ok("slurm.setup", f"{shown} run cleanly on this machine, in {took}")
+        yield ok("slurm.setup", f"{shown} ended cleanly on this machine, in {took}")
     tokenizer = look_at_tokenizer(card, left["environment"])
     if tokenizer.fault and not look_at_tokenizer(card, workers_environment(card, environment)).fault:
         yield refused("tokenizer.path", f"with the variables of slurm.setup, {tokenizer.fault}", tokenizer.fix)

@@ -172,6 +172,7 @@ def test_the_facts_of_a_run(card: RunCard, tmp_path: Path) -> None:
     [
         ({"prefixes": ["/d/x/en", "/d/y/fr"], "weights": [1.0, 3.0]}, (Dataset("en", 0.25), Dataset("fr", 0.75))),
         ({"prefixes": ["/d/x/en"], "weights": None}, (Dataset("en", None),)),
+        ({"prefixes": ["/d/fr/long_name"], "weights": [1.0], "validate_each": True}, (Dataset("fr", 1.0),)),
         (
             {"prefixes": [], "train_group": "train: 0.5 0:0.95 /d/en, 1.5 0:1 fr"},
             (Dataset("en", 0.25), Dataset("fr", 0.75)),

@@ -30,14 +30,14 @@ def checks(card: RunCard, **variables: str) -> list[Check]:
 
 def test_lines_that_run_cleanly(tmp_path: Path) -> None:
     (check,) = checks(card_with(tmp_path, 'echo "$NOT_SET"', "cd /"))
-    assert check.level is Level.OK and "2 lines run cleanly on this machine" in check.text
+    assert check.level is Level.OK and "its 2 lines ended cleanly on this machine" in check.text
     assert checks(card_with(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("source /no/such/script", "end with status 1 on this machine, and so would each attempt: bash: line 3: /no/"),
+        ("source /no/such/script", "its line ends with status 1 on this machine, and so would each attempt: bash: line 3: /no/"),
         ("echo spoiled >&2; false", "status 1 on this machine, and so would each attempt: spoiled"),
         ("exit 3", "status 3 on this machine, and so would each attempt: no word on stderr"),
     ],
