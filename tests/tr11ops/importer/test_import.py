@@ -23,6 +23,7 @@ from trainer.config import CardError
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.slurm"))
 SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
+SITE["TR11_ALERT_RECIPIENTS"] = "ana@site.org"
 
 
 def imported(name: str, *overrides: str) -> Imported:
@@ -52,9 +53,12 @@ def value_at(tables: dict[str, Any], key: str) -> Any:
 # The script names files of groups where the shipped card lists the 28 prefixes; the rest are what only one of them says.
 DIFFERENT = {
     "data.train_groups_file", "data.valid_groups_file", "data.prefixes", "data.weights", "data.split",
-    "data.implementation", "model.require_fused_attention", "logging.tensorboard_timers",
+    "data.validate_each", "model.require_fused_attention", "slurm.setup", "slurm.spare_nodes",
+    "slurm.signal_seconds_before_limit", "slurm.environment.HF_HUB_CACHE", "slurm.environment.HF_HUB_OFFLINE",
+    "slurm.environment.HF_MODULES_CACHE", "slurm.environment.HF_METRICS_CACHE", "slurm.environment.HF_DATASETS_CACHE",
+    "slurm.environment.TRANSFORMERS_CACHE", "tokenizer.path", "run.kill_switch",
 }  # fmt: skip
-OPERATION = {"hub", "backup", "alerts", "watch", "cron", "filesystems"}
+OPERATION = {"hub", "backup", "alerts", "watch", "cron", "filesystems", "perms", "resilience"}
 
 
 def leaves(value: Any, key: str = "") -> dict[str, Any]:

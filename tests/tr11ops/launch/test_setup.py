@@ -37,7 +37,10 @@ def test_lines_that_run_cleanly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("source /no/such/script", "its line ends with status 1 on this machine, and so would each attempt: bash: line 3: /no/"),
+        (
+            "source /no/such/script",
+            "its line ends with status 1 on this machine, and so would each attempt: bash: line 3: /no/",
+        ),
         ("echo spoiled >&2; false", "status 1 on this machine, and so would each attempt: spoiled"),
         ("exit 3", "status 3 on this machine, and so would each attempt: no word on stderr"),
     ],
