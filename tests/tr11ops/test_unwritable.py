@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.alerts.office import ANA, NOON, Mailbox, Office, Server, finding
 from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.crontab.rounds import job, place, run_directory
+from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.twin.runbook_scene import cure
 from tr11ops.alerts.book import Alert, Book
 from tr11ops.alerts.merging import merged
 from tr11ops.bring_back import bring_back
@@ -25,6 +28,9 @@ from tr11ops.journal import read_journal
 from tr11ops.reserve import RESERVE_FILE, keep_reserve
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import known
+from tr11ops.twin.fault_directories import fill, uncover
+from tr11ops.twin.fault_store import Fault
+from tr11ops.twin.plan import TwinFolders
 
 FAULTS = ["full", "read-only"]
 
@@ -299,3 +305,29 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     shown = bench.tr11("handover", *words, "--dry-run").out
     assert "cannot be written to" in shown and "filesystem-full.md" in shown
     assert "rounds are recorded in" not in bench.tr11("cron", "status", *words).out
+
+
+def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(bench: LocalBench, tmp_path: Path) -> None:
+    """`tr11 twin fault disk-full`, without the twin: a copy of the run on a disk of its own, full to the last byte."""
+    directory = run_directory(tmp_path)
+    (directory.paths.state / "submissions").mkdir(parents=True)
+    keep_reserve(directory)
+    for step in range(100, 600, 100):
+        (write_checkpoint(directory.paths.checkpoints, step) / "weights" / "large").write_bytes(os.urandom(1 << 20))
+    fault, folders = Fault("disk-full", str(directory.root), "1", 0.0), TwinFolders(tmp_path / "twin")
+    fill(fault, folders)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (directory.root / "one-byte").write_bytes(b"x")
+        for line in cure("filesystem-full.md").splitlines():
+            typed = shlex.split(line.replace("REASON", "it is full"))
+            said = bench.tr11(*typed[1:], "--run", str(bench.card))
+            assert said.code == 0, said
+        left = directory.checkpoint_steps()  # 100 is a milestone
+        assert {400, 500} <= set(left) <= {100, 400, 500}
+        (directory.root / "new").write_bytes(bytes(1 << 20))
+    finally:
+        uncover(fault, folders)
+    assert directory.checkpoint_steps() == left and (directory.root / "new").stat().st_size == 1 << 20
+    assert not os.path.ismount(directory.root)
+    assert "checkpoint-removed" in {entry.kind for entry in read_journal(directory.journal).entries}

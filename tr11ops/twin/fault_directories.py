@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tr11ops.twin.fault_store import Fault
 from tr11ops.twin.plan import TwinError, TwinFolders
+from trainer.contract import read_json, write_json
 
-_FULL_KIBIBYTES = 64
+_FREE_KIBIBYTES = 64  # that are then filled
+_MOST_BYTES = 1 << 30
+_PAGE = 4096
 
 
 def check_directory(text: str, folders: TwinFolders) -> Path:
@@ -41,22 +46,27 @@ def check_directory(text: str, folders: TwinFolders) -> Path:
 
 
 def fill(fault: Fault, folders: TwinFolders) -> None:
-    """Lay a full disk of 64 KiB over the directory; what lies there can still be read (an overlay).
+    """Put the directory on a disk of its own that is full to the last byte: what is removed there is room again.
 
-    Raises TwinError where this user may not mount.
+    A copy of it is laid over it; what is changed there comes back when the disk is taken away. Raises TwinError where
+    this user may not mount, or where the copy would not fit into memory.
     """
-    disk = _disk(fault, folders)
+    disk, target = _disk(fault, folders), Path(fault.target)
+    before = _listing(target)
+    size = sum(-(-entry.bytes // _PAGE) * _PAGE for entry in before.values())
+    if size > _MOST_BYTES:
+        most = _MOST_BYTES >> 20
+        raise TwinError(f"--path {target}: holds {size >> 20} MiB, and a copy is kept in memory: at most {most} MiB")
     disk.mkdir(parents=True, exist_ok=True)
-    _mount(["-t", "tmpfs", "-o", f"size={_FULL_KIBIBYTES}k,mode=0755", "tmpfs", str(disk)], fault)
-    for name in ("upper", "work"):
-        (disk / name).mkdir()
-    seen = Path(fault.target).stat()
-    os.chown(disk / "upper", seen.st_uid, seen.st_gid)
-    (disk / "upper").chmod(seen.st_mode & 0o7777)
-    layers = f"lowerdir={fault.target},upperdir={disk / 'upper'},workdir={disk / 'work'}"
-    _mount(["-t", "overlay", "-o", layers, "overlay", fault.target], fault)
+    kibibytes = (size >> 10) + _FREE_KIBIBYTES
+    _mount(["-t", "tmpfs", "-o", f"size={kibibytes}k,mode=0755", "tmpfs", str(disk)], fault)
+    done = _run(["cp", "-a", "--", str(target), str(disk / "copy")])
+    if done.returncode != 0:
+        raise TwinError(f"{target} cannot be copied: {done.stderr.strip()}")
+    write_json(_list_file(disk), {name: asdict(entry) for name, entry in before.items()})
+    _mount(["--bind", str(disk / "copy"), fault.target], fault)
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
-        while ballast.write(bytes(4096)):
+        while ballast.write(bytes(_PAGE)):
             pass  # until the disk says that it is full
 
 
@@ -68,17 +78,67 @@ def make_read_only(fault: Fault) -> None:
 
 def uncover(fault: Fault, folders: TwinFolders) -> None:
     """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError when it stays."""
-    disk = _disk(fault, folders)
-    for place in (Path(fault.target), disk):
-        for _ in range(_layers(place, disk, fault)):
-            done = _run(["umount", str(place)])
-            if done.returncode != 0:
-                done = _run(["umount", "--lazy", str(place)])  # somebody works in it; it goes when they leave
-            if done.returncode != 0:
-                raise TwinError(f"{place} cannot be uncovered: {done.stderr.strip()}; try again")
+    disk, target = _disk(fault, folders), Path(fault.target)
+    _unmount(target, _layers(target, disk, fault))
+    if fault.kind == "disk-full" and _list_file(disk).exists():
+        _take_changes(target, disk)
+    _unmount(disk, len(_mounts_at(disk)))
     if disk.is_dir() and not os.path.ismount(disk):
         with suppress(OSError):
             disk.rmdir()
+
+
+def _unmount(place: Path, layers: int) -> None:
+    for _ in range(layers):
+        done = _run(["umount", str(place)])
+        if done.returncode != 0:
+            done = _run(["umount", "--lazy", str(place)])  # somebody works in it; it goes when they leave
+        if done.returncode != 0:
+            raise TwinError(f"{place} cannot be uncovered: {done.stderr.strip()}; try again")
+
+
+# ----------------------------------------------------------------------------- what was changed on the full disk
+@dataclass(frozen=True)
+class _Seen:
+    """What tells whether a file, or a link, is another one now."""
+
+    bytes: int
+    changed: int  # nanoseconds
+
+
+def _listing(folder: Path) -> dict[str, _Seen]:
+    """All files and links below a folder, by their path below it."""
+    found = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # it went away at this moment
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                found[str(path.relative_to(folder))] = _Seen(status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _take_changes(target: Path, disk: Path) -> None:
+    """Do below what was done on the copy, but for files that changed below too: what had them open went on there."""
+    before = {name: _Seen(**value) for name, value in (read_json(_list_file(disk)) or {}).items()}
+    copy, below = _listing(disk / "copy"), _listing(target)
+    for name, entry in before.items():
+        if name not in copy and below.get(name) == entry:
+            (target / name).unlink()
+    for name, entry in copy.items():
+        if before.get(name) != entry and below.get(name) == before.get(name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            done = _run(["cp", "-a", "--remove-destination", "--", str(disk / "copy" / name), str(target / name)])
+            if done.returncode != 0:
+                raise TwinError(f"{target / name} cannot be kept: {done.stderr.strip()}; try again")
+    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):
+        if not (disk / "copy" / folder.relative_to(target)).exists():
+            with suppress(OSError):  # something came into it below
+                folder.rmdir()
+    _list_file(disk).unlink()
+
+
+def _list_file(disk: Path) -> Path:
+    return disk.with_name(f"{disk.name}.json")
 
 
 def _disk(fault: Fault, folders: TwinFolders) -> Path:
@@ -87,8 +147,10 @@ def _disk(fault: Fault, folders: TwinFolders) -> Path:
 
 def _layers(place: Path, disk: Path, fault: Fault) -> int:
     """How many mounts of this fault lie on `place`: only ours are taken away."""
-    ours = place == disk or fault.kind == "read-only"  # `check_directory` saw that nothing else was mounted there
-    return sum(ours or f"upperdir={disk}/upper" in line for line in _mounts_at(place))
+    if fault.kind == "read-only":  # `check_directory` saw that nothing else was mounted there
+        return len(_mounts_at(place))
+    devices = {line.split()[2] for line in _mounts_at(disk)}
+    return sum(line.split()[2] in devices for line in _mounts_at(place))
 
 
 def _mounts_at(place: Path) -> list[str]:
@@ -102,8 +164,7 @@ def _mount(arguments: list[str], fault: Fault) -> None:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
         raise TwinError(
-            f"{fault.kind} needs the right to mount (root with CAP_SYS_ADMIN, and overlay for a full disk): "
-            f"{said[-1] if said else 'mount failed'}"
+            f"{fault.kind} needs the right to mount (root with CAP_SYS_ADMIN): {said[-1] if said else 'mount failed'}"
         )
 
 

@@ -44,8 +44,8 @@ _KINDS = (
     FaultKind("controller-restarted", "controller", "ends slurmctld in order and starts it again",
               "nothing is left to heal", is_instant=True),
     FaultKind("drain", "node", "drains the node in another person's name", "resumes it, if the reason is still it"),
-    FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC); reading works",
-              "takes the full disk away"),
+    FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC) before one is removed",
+              "takes the full disk away; what was changed stays"),
     FaultKind("read-only", "directory", "nothing can be changed below the directory (EROFS)", "ends that"),
 )  # fmt: skip
 KINDS: Mapping[str, FaultKind] = {kind.name: kind for kind in _KINDS}
