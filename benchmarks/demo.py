@@ -120,8 +120,14 @@ class Demo:
         self._watch(lambda: self._last_iteration() >= iteration and self._trains())
 
     def _wait_for_loss(self) -> None:
-        """Until the loss is low, or too many iterations were not enough: the judgement says which."""
-        self._watch(lambda: loss_of(self._steps()) < LOSS or self._last_iteration() >= LOSS_BY)
+        """Until it has gone on, and its loss is low or too many iterations were not enough: `_judge` says which."""
+        goes_on = self._ends()[self.stopped].iteration + SHOWN_STEPS
+
+        def done() -> bool:
+            last = self._last_iteration()
+            return last >= goes_on and (loss_of(self._steps()) < LOSS or last >= LOSS_BY)
+
+        self._watch(done)
 
     def _trains(self) -> bool:
         """Whether the task of the last step has not ended."""

@@ -138,7 +138,7 @@ def _take_changes(target: Path, disk: Path) -> None:
 
 
 def _list_file(disk: Path) -> Path:
-    return disk.with_name(f"{disk.name}.json")
+    return disk.with_name(f"{disk.name}.list")  # no .json: those are the records of faults
 
 
 def _disk(fault: Fault, folders: TwinFolders) -> Path:
