@@ -55,7 +55,7 @@ def test_demo_card() -> None:
 def test_main_card_is_the_final_training() -> None:
     card = load_card(MAIN, [], SITE)
     assert (card.world_size, card.data_parallel_degree, card.total_iterations) == (384, 8, 115_311)
-    assert (card.gradient_accumulation_steps(0), card.gradient_accumulation_steps(10_000_000)) == (12, 128)
+    assert (card.gradient_accumulation_steps(0), card.gradient_accumulation_steps(10_000_000)) == (24, 128)
     assert card.time_limit_seconds == 360_000
     assert card.paths.main_log == Path(
         "/site/ccfrscratch/checkpoints/tr11-176B-ml/tr11-176B-ml-logs/logs/main/main_log.txt"
@@ -65,7 +65,7 @@ def test_main_card_is_the_final_training() -> None:
 
 def test_half_the_nodes_change_the_allocation_alone() -> None:
     whole, half = (load_card(shipped_folder() / f"tr11-176B-ml{end}.toml", [], SITE) for end in ("", "-24n"))
-    assert (half.slurm.nodes, half.data_parallel_degree, half.gradient_accumulation_steps(0)) == (24, 4, 24)
+    assert (half.slurm.nodes, half.data_parallel_degree, half.gradient_accumulation_steps(0)) == (24, 4, 48)
     assert half.model_dump(exclude={"slurm"}) == whole.model_dump(exclude={"slurm"})
 
 

@@ -57,6 +57,7 @@ DIFFERENT = {
     "slurm.signal_seconds_before_limit", "slurm.environment.HF_HUB_CACHE", "slurm.environment.HF_HUB_OFFLINE",
     "slurm.environment.HF_MODULES_CACHE", "slurm.environment.HF_METRICS_CACHE", "slurm.environment.HF_DATASETS_CACHE",
     "slurm.environment.TRANSFORMERS_CACHE", "tokenizer.path", "run.kill_switch",
+    "batch.micro_batch_size", "batch.micro_batch_ramp",
 }  # fmt: skip
 OPERATION = {"hub", "backup", "alerts", "watch", "cron", "filesystems", "perms", "resilience"}
 

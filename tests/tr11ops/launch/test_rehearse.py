@@ -57,9 +57,8 @@ def test_the_differences_are_all_there_are() -> None:
 
 def test_micro_batches_that_grow_stay_only_where_the_ramp_does() -> None:
     path = shipped_folder() / "tr11-176B-ml.toml"
-    growing = ["batch.micro_batch_size=1", "batch.micro_batch_ramp=[{from_batch=784, size=2}]"]
-    main = load_card(path, growing, VARIABLES)
-    other = load_card(path, [*growing, *as_options(rehearsal_overrides(main))], VARIABLES)
+    main = load_card(path, (), VARIABLES)
+    other = load_card(path, as_options(rehearsal_overrides(main)), VARIABLES)
     assert (other.batch.ramp is None) == (not other.batch.micro_batch_ramp)
 
 
