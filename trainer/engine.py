@@ -66,7 +66,7 @@ SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"
 
 @dataclass(frozen=True)
 class StepResult:
-    """One training step. `loss`: mean over the global batch, the same number on every rank.
+    """One training step, in rank 0's numbers on every rank. `loss`: mean over the global batch.
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
     `zeros`: zero elements among the clipped gradients, None unless they are counted. `loss_scale`: that of this step,
@@ -198,14 +198,21 @@ class Engine:
         loss = engine.train_batch(data_iter=batches)
         self.steps += 1
         norm = engine.get_global_grad_norm()
-        return StepResult(
-            float(loss),
-            None if norm is None else float(norm),
-            engine.skipped_steps > skipped_before,
-            watch.zeros(),
-            scale,
-            watch.seconds,
+        loss, norm, skipped = self._of_first_rank(float(loss), norm, engine.skipped_steps > skipped_before)
+        return StepResult(loss, norm, skipped, watch.zeros(), scale, watch.seconds)
+
+    def _of_first_rank(self, loss: float, norm: float | None, skipped: bool) -> tuple[float, float | None, bool]:
+        """Rank 0's numbers of a step, on every rank. Collective.
+
+        Each group of ranks may add the same terms in another order, and whoever decides by a number of its own could
+        wait in a collective that the others never enter.
+        """
+        told = torch.tensor(
+            [loss, math.nan if norm is None else float(norm), norm is None, skipped], dtype=torch.float64
         )
+        dist.broadcast(told, 0, group=self.mesh.cpu_group)
+        agreed_loss, agreed_norm, has_none, was_skipped = told.tolist()
+        return agreed_loss, None if has_none else agreed_norm, bool(was_skipped)
 
     def evaluate(self, batches: Iterator[Batch], micro_batches: int) -> float:
         """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank.

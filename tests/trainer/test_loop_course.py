@@ -82,6 +82,28 @@ class Spiking(Trainer):
         return super()._step(interval)
 
 
+class Disagreeing(Trainer):
+    """The last rank alone gets other numbers of a step than the rest, as from sums in another order; far off, here."""
+
+    def _step(self, interval: Interval) -> StepResult:
+        pipeline = self.engine._pipeline
+        if self.rank == self.world_size - 1 and self.steps_done == 13:
+            train_batch, norm = pipeline.train_batch, pipeline.get_global_grad_norm
+            pipeline.train_batch = lambda data_iter: train_batch(data_iter=data_iter) * 50
+            pipeline.get_global_grad_norm = lambda: norm() * 50
+        return super()._step(interval)
+
+
+def disagreeing_attempt(config: TrainerConfig) -> tuple[str, int]:
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = Attempt("1", 1, config.paths.stop_request("1"))
+    trainer = Disagreeing(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    reason = trainer.train()
+    iteration = trainer.progress.iteration
+    trainer.close()
+    return reason, iteration
+
+
 def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
     """One attempt on this rank; returns the end reason, and the iteration."""
     job = str(number)
@@ -286,6 +308,14 @@ def test_a_spike_that_is_only_flagged_stops_nothing(tmp_path: Path) -> None:
     assert run(config, spike_at=13) == ("exit-interval", 16)
     assert records(config, "spike")
     assert not records(config, "roll-back")
+
+
+def test_what_one_rank_alone_sees_decides_nothing(tmp_path: Path) -> None:
+    """A rank with numbers of its own would wait in a roll-back for ranks that train on."""
+    config = card(tmp_path, recovery={"on_spike": "roll_back"}, run={"exit_interval": 18})
+    assert run_ranks(disagreeing_attempt, 2, config, launch=False, timeout=60.0) == [("exit-interval", 18)] * 2
+    assert not records(config, "spike")
+    assert max(values[0] for values in curve(config).values()) < 6.0  # the log says what decides
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -37,6 +37,13 @@ def mistake_the_time() -> None:
     time.time = lambda: right_time() + float(faults().get("ahead", {}).get(node, 0.0))
 
 
+def passes_over(config: Any) -> bool:
+    """Whether card or roll-backs pass over data."""
+    from trainer.recovery_file import read_recovery
+
+    return bool(config.data.skip_ranges or read_recovery(config.paths).ranges)
+
+
 def wrap(worker: Any) -> None:
     """Put the faults between the stand-in and its own functions."""
     node = os.environ.get("SLURMD_NODENAME", "")
@@ -55,7 +62,7 @@ def wrap(worker: Any) -> None:
 
     def log_wildly(self: Any, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
         first = faults().get("spike")
-        wild = first is not None and self.progress.iteration >= first and not self.config.data.skip_ranges
+        wild = first is not None and self.progress.iteration >= first and not passes_over(self.config)
         if wild:  # some lines have a number, and show the spike
             loss = math.nan if self.progress.iteration % 10 else 40.0
         worker.StepRecord = lambda **values: record(**{**values, "grad_norm": 500.0 if wild else values["grad_norm"]})
