@@ -82,7 +82,7 @@ def set_node(scene: Scene, node: str, state: str, expect: tuple[int, ...] = (0,)
 
 # ----------------------------------------------------------------------------- runs of their own
 @scenario(
-    "queued-too-long", alone=True,
+    "queued-too-long", "nodes-short", alone=True,
     card=("slurm.nodes=5", "parallel.pipeline=1", "batch.global_batch_size=20", "watch.longest_queue_minutes=0.01"),
 )  # fmt: skip
 def queued_too_long(scene: Scene) -> None:
@@ -97,7 +97,7 @@ def queued_too_long(scene: Scene) -> None:
     set_node(scene, theirs, "DRAIN")
     try:
         scene.slurm.cancel(other)
-        scene.treat("queued-too-long", NODE=ours)
+        scene.treat("queued-too-long", "nodes-short", NODE=ours)
         assert ours in scene.running().nodes
     finally:
         set_node(scene, theirs, "RESUME", (0, 1))

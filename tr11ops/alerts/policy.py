@@ -24,7 +24,7 @@ class Policy:
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
     we run, and where commands are typed.
     `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs. `reads_replies`:
-    a mailbox is read for what people reply.
+    a mailbox is read for what people reply. `support`: the site's own, who hear of what only the site can mend.
     """
 
     run: str
@@ -45,11 +45,17 @@ class Policy:
     digest_time: time | None = None
     has_urls: bool = False
     reads_replies: bool = False
+    support: str = ""
 
     @property
     def domain(self) -> str:
         """The right half of this run's Message-IDs."""
         return f"{self.mark}.tr11.invalid"
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """All that the card names."""
+        return frozenset(filter(None, (*self.everyone, self.support)))
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -150,6 +156,7 @@ def policy_of(card: RunCard, *, mark: str, host: str, folder: str = "", typed: s
         digest_time=time.fromisoformat(rules.digest_time) if rules.digest_time else None,
         has_urls=rules.urls_file is not None,
         reads_replies=rules.imap_host is not None,
+        support=card.resilience.support_address or "",
     )
 
 

@@ -105,7 +105,7 @@ def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Rou
     rules = card.alerts
     local = policy.host if policy.host.isascii() else "localhost"
     sender = rules.sender or f"tr11@{local}"
-    known, most = frozenset(policy.everyone), rules.delivery_seconds
+    known, most = policy.addresses, rules.delivery_seconds
     mail: Route = MailRoute(rules.smtp_host, rules.smtp_port, sender, local, now, known, deadline=most)
     urls: Route = ClosedRoute() if rules.urls_file is None else UrlRoute(Path(rules.urls_file), deadline=most)
     return mail, urls

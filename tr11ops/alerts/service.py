@@ -30,6 +30,7 @@ from tr11ops.alerts.situation import Situation
 from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_book
 from tr11ops.alerts.telling import tell
 from tr11ops.detect.finding import Finding
+from tr11ops.detect.registry import DETECTORS
 from tr11ops.evidence import cause
 from tr11ops.evidence import observed as read_observed
 from tr11ops.fallback import fallback_of, require_room
@@ -91,6 +92,15 @@ def process(
             done = _recorded(local, card, policy, sight, deliver, directory)
             return replace(done, notes=(note, *done.notes))
     return _without_record(directory, card, policy, sight, deliver, trouble)
+
+
+def process_some(
+    directory: RunDirectory, card: RunCard, findings: Iterable[Finding], now: float, typed: str
+) -> Outcome:
+    """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed (the pulse does that),
+    and the dead-man URL is not called."""
+    everybody = frozenset(detector.NAME for detector in DETECTORS)
+    return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,15 @@ from tr11ops.alerts.grouping import Part, grouped
 from tr11ops.alerts.incidents import is_worth_a_message, look
 from tr11ops.alerts.messages import alert_message
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
+from tr11ops.alerts.site_message import site_message
 from tr11ops.alerts.situation import Situation
 from tr11ops.alerts.wording import Backlog
 from tr11ops.detect.finding import Finding, Severity
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
+SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can mend
+SITE_WORDS = frozenset({"opened", "reopened", "cleared"})  # and what its support hears of it
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -87,6 +90,10 @@ def tell(
     for message in messages:
         for name in message.alerts:
             by_alert.setdefault(name, []).append(message)
+    if policy.support:
+        site = (alert for alert in alerts if alert.detector in SITE_DETECTORS and alert.fingerprint in words)
+        of_site = ((alert, words[alert.fingerprint].kind) for alert in site)
+        messages += [site_message(alert, kind, policy, now) for alert, kind in of_site if kind in SITE_WORDS]
     alerts = [
         told(alert, words[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
         if alert.fingerprint in words

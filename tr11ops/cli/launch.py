@@ -17,6 +17,7 @@ from tr11ops.cli.common import (
     SetOption,
     card_path,
     directory_of,
+    named_card,
     open_scheduler,
     say,
 )
@@ -147,6 +148,7 @@ def launch(
         name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
         look = command_for(run or "", "status")
         typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
+    _tell_of_shortage(job, again, run)
 
 
 def prepare(
@@ -243,6 +245,21 @@ def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
         typer.echo("\nnothing was submitted (--dry-run)")
     elif view.exit_code:
         typer.echo("nothing was submitted")
+
+
+def _tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
+    """Raise the alert where the job waits for nodes that cannot be used, and say who hears of it."""
+    import time
+
+    from tr11ops.launch.shortage import is_short, report_shortage
+
+    outcome = report_shortage(job, time.time(), named_card(run)) if is_short(view) else None
+    if outcome is not None:
+        told = sorted({address for message in outcome.messages for address in message.to})
+        if told:
+            say(f"too few nodes can be used: told {', '.join(told)}")
+        for note in outcome.notes:
+            say(f"tr11: {note}")
 
 
 def _show_first_data(job: LaunchJob) -> None:

@@ -1,4 +1,4 @@
-"""As many nodes are excluded as may be, or nearly, or too few are left; and bad nodes that the cap leaves in use."""
+"""As many nodes are excluded as may be, or nearly; and bad nodes that the cap leaves in use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ NEEDS = ("exclusions", "nodes", "jobs")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is excluded.
 
-    CRITICAL when nothing runs and fewer nodes are left than one attempt needs (with a job running: WARNING). A WARNING
-    for each node that was found bad and could not be excluded any more.
+    A WARNING for each node that was found bad and could not be excluded any more.
     """
     if isinstance(snapshot.jobs, Unknown):
         return
@@ -59,8 +58,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         return
     left = allowed - len(names)
     usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes or 0
-    short = usable is not None and usable < needed
-    if left > 1 and not short:
+    if left > 1:
         return
     counted = "1 node is" if len(names) == 1 else f"{len(names)} nodes are"
     shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
@@ -68,10 +66,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         f"excluded: {shown}",
         f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {allowed} may be excluded",
     )
-    if short:
-        title = f"{usable} nodes are left, {needed} are needed: no attempt can start"
-        severity = Severity.WARNING if signs.active_jobs(snapshot) else Severity.CRITICAL
-    elif left < 1:
+    if left < 1:
         title = f"{counted} excluded, no more may be: the next bad node stops the run"
         severity = Severity.WARNING
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Where a page of another name says what to do, because it treats more than one sign of the same trouble.
 _PAGES = {
     "held": "array-held.md",
+    "nodes-short": "queued-too-long.md",
     "two-attempts": "two-trainers.md",
     "checkpoint-overdue": "save-failed.md",
     "loss-not-finite": "spike.md",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import filesystem_filling, filesystem_full
-from tr11ops.detect.registry import DETECTORS
 from tr11ops.filesystems.history import Usage
 from tr11ops.observe import facts_of, observe
 from tr11ops.rundir import RunDirectory
@@ -19,16 +18,11 @@ if TYPE_CHECKING:
 
 
 def alert(directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str) -> Outcome:
-    """Tell the alerts what these samples show, also where a full disk did not let them be kept.
-
-    The run itself is not observed by this: no other alert is judged, none is closed (the pulse does that), and the
-    dead-man URL is not called.
-    """
-    from tr11ops.alerts.service import process
+    """Tell the alerts what these samples show, also where a full disk did not let them be kept."""
+    from tr11ops.alerts.service import process_some
 
     snapshot = observe(directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now)
     earlier = (sample for sample in known(snapshot.usage, ()) if sample.time < now)
     snapshot = replace(snapshot, usage=(*earlier, *samples))
     findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))
-    everybody = frozenset(detector.NAME for detector in DETECTORS)
-    return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
+    return process_some(directory, card, findings, now, typed)

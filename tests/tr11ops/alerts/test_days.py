@@ -301,3 +301,19 @@ def test_the_rota_turns_at_midnight_of_its_zone(office: Make, mailbox: Mailbox) 
 
 def body(mailbox: Mailbox, number: int) -> str:
     return str(mailbox.mails[number][1].get_content())
+
+
+def test_the_sites_support_hears_of_what_only_the_site_can_mend(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    resilience = desk.card.resilience.model_copy(update={"support_address": "assist@example.org"})
+    desk.card = desk.card.model_copy(update={"resilience": resilience})
+    short = finding("nodes-short", CRITICAL, "", title="47 nodes can be used, 48 are needed")
+    for hours in range(4):  # escalated within the run's own people alone
+        desk.look(NOON + hours * HOUR, short, finding("stalled", CRITICAL))
+    for minutes in (10, 20, 30):
+        desk.look(NOON + 3 * HOUR + minutes * MINUTE)
+    [opened, over] = [mail for to, mail in mailbox.mails if to == ("assist@example.org",)]
+    assert opened["Subject"] == "small: 47 nodes can be used, 48 are needed"
+    assert f"To be asked about it: {ANA}." in opened.get_content() and "tr11 " not in opened.get_content()
+    assert over["Subject"].startswith("[OK] ") and "has the nodes again" in over.get_content()
+    assert (ANA,) in mailbox.told() and EVERYBODY in mailbox.told()

@@ -7,14 +7,16 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.alerts.store import read_book
 from tr11ops.cli.launch import prepare
-from tr11ops.cluster.base import BatchRequest, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Node, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.journal import read_journal
 from tr11ops.launch.session import check_launch
@@ -186,6 +188,26 @@ def test_damaged_data_and_mixtures_are_not_made_anew(bench: LocalBench) -> None:
     many = "data.prefixes=[" + ", ".join(f"'x{number}_text_document'" for number in range(9)) + "]"
     answer = bench.launch("--set", many)
     assert answer.code == 1 and "tr11 data corpus" not in answer.out
+
+
+def test_too_few_usable_nodes_are_told_to_the_sites_support(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.block()
+    given = LocalScheduler.nodes
+
+    def one_down(self: LocalScheduler) -> tuple[Node, ...]:
+        first, *rest = given(self)
+        return (replace(first, states=frozenset({"down"})), *rest)
+
+    monkeypatch.setattr(LocalScheduler, "nodes", one_down)
+    support = ["resilience.support_address=assist@example.org", "alerts.recipients=['ana@example.org']"]
+    words = [*(word for text in (*support, "alerts.smtp_port=1") for word in ("--set", text))]
+    assert bench.launch("--dry-run", *words).code == 0 and not (bench.folder / "run").exists()
+    answer = bench.launch(*words)
+    assert answer.code == 0 and "2 are needed, 1 can be used now" in answer.out
+    assert "too few nodes can be used: told ana@example.org, assist@example.org" in answer.err
+    [alert] = read_book(run_directory(bench)).book.open_alerts
+    assert alert.detector == "nodes-short" and "1 of 2 nodes can be used, 2 are needed" in alert.title
+    assert any("(down)" in line for line in alert.evidence)
 
 
 def test_two_launches_at_once_give_one_job(bench: LocalBench) -> None:

@@ -28,6 +28,7 @@ IDENTITY = {  # what of a finding is its identity
     "node-lost": "node",
     "dead-chain": ONE,
     "held": ONE,
+    "nodes-short": ONE,
     "queued-too-long": ONE,
     "chain-end": ONE,
     "kill-switch-left-on": "nothing for what waits, `still runs` for a job that does not heed it",

@@ -1,0 +1,44 @@
+"""The partition has fewer usable nodes than one attempt needs: only the site, or a smaller card, helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import nodes_of_partition, partition_of, usable_nodes
+from tr11ops.snapshot import Exclusion, Snapshot, Unknown, known
+
+NAME = "nodes-short"
+NEEDS = ("nodes", "exclusions", "jobs")
+NAMES_SHOWN = 8
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """CRITICAL when nothing of the run has an allocation, for no attempt can start; WARNING while one has."""
+    usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes
+    if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
+        return
+    partition = partition_of(snapshot)
+    nodes = nodes_of_partition(snapshot, partition)
+    if len(nodes) < needed:  # the card asks for more than there is, which a launch refuses
+        return
+    excluded: tuple[Exclusion, ...] = known(snapshot.exclusions, ())
+    listed = {entry.node for entry in excluded}
+    gone = [f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable]
+    kept_off = sorted(node.name for node in nodes if node.is_usable and node.name in listed)
+    evidence = [f"{len(nodes)} nodes{f' in {partition}' if partition else ''}, {usable} usable, {needed} needed"]
+    evidence += [f"not usable: {_some(gone)}"] if gone else []
+    evidence += [f"excluded by the run: {_some(kept_off)}"] if kept_off else []
+    yield Finding(
+        NAME,
+        Severity.WARNING if signs.active_jobs(snapshot) else Severity.CRITICAL,
+        f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no attempt can start",
+        subject=partition,
+        evidence=tuple(evidence),
+        fix=signs.command(snapshot, "nodes check --due" if kept_off else "nodes list"),
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
