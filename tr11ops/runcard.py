@@ -212,6 +212,7 @@ def load_with_base(
     variables = environment or {}
     problems: list[Problem] = []
     tables = _usable(read_tables(path), problems)
+    own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
     tables, wrong = apply_overrides(tables, overrides, RunCard)
     problems += wrong
     tables = _usable(tables, problems)
@@ -220,7 +221,7 @@ def load_with_base(
     problems += empty + undefined
     tables = _usable(tables, problems)
     problems += secret_values(tables, SECRET_FILE_KEYS)
-    base, typed = base_of(path, tables, current), overridden_keys(overrides)
+    base, typed = base_of(path, own_run, current), overridden_keys(overrides)
     tables = make_absolute(
         tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")
     )

@@ -68,7 +68,8 @@ class PathBase:
 def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
     """Where the relative paths of `card` begin for a command that is typed in `current`.
 
-    `tables` is what the card says, its variables replaced. The folder of a card that is a link is the folder of the
+    `tables` is what the card itself says, its variables replaced: what a command line overrides moves no other path.
+    The folder of a card that is a link is the folder of the
     file behind it, so that one card is one run. A shipped card is the same by its name and by its path.
     """
     folder = _folder_of(card, current)

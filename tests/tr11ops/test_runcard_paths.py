@@ -100,6 +100,15 @@ def test_a_run_below_the_current_folder_goes_on_where_it_is(home: Path, tmp_path
     assert card.run.directory == str(tmp_path / "scratch" / "run")
 
 
+def test_what_a_command_line_overrides_moves_no_other_path(home: Path, tmp_path: Path) -> None:
+    """As a rehearsal and a drill do: another name, another directory, the same data."""
+    old_run(home, tmp_path)
+    card_of(home).write_text(card_of(home).read_text().replace("[data]", '[data]\ncache = "cache"'))
+    folder = tmp_path / "scratch"
+    card = load_card(card_of(home), ["run.name=other", "run.directory=/x"], {}, directory=folder)
+    assert (card.run.directory, card.data.cache) == ("/x", str(folder / "cache"))
+
+
 def test_a_run_beside_the_card_comes_first(home: Path, tmp_path: Path) -> None:
     keep_run(home, "small")
     assert old_run(home, tmp_path)[1] == PathBase(home, "card")
