@@ -95,11 +95,11 @@ class Incident:
 class Message:
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
-    `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is one of
-    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test, site; of several alerts, that of
-    the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all of them, and
-    `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first one
-    itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
+    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test or site; of several alerts,
+    that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all of them,
+    and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
+    one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
     id: str
