@@ -12,6 +12,7 @@ from tr11ops.backup.copying import Format, copy_checkpoint, work_bytes
 from tr11ops.backup.due import Due, Plan, is_whole, plan_round
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
 from tr11ops.backup.log_copies import copy_logs
+from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
 from tr11ops.backup.receipts import receipt_path
 from tr11ops.backup.records import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
@@ -24,6 +25,7 @@ from tr11ops.backup.turn import Turn
 from tr11ops.checkpoints.damage import note_damage
 from tr11ops.checkpoints.scan import CheckpointRow, list_rows
 from tr11ops.evidence import cause
+from tr11ops.run_identity import run_id
 from tr11ops.rundir import RunDirectory
 from trainer.contract import read_latest
 
@@ -62,12 +64,21 @@ class ArchiveRound:
         self._directory, self._card = place.directory, place.card
         self._read_round: float | None = None
         self._unread: float | None = None
+        self._run_id = ""
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
         """All that is asked for. Raises ArchiveError, CopyError, TurnTaken, OSError, ValueError."""
         moment = self._place.clock()
-        seen = survey(self._archive, self._card.run.name, self._card.run.variant)
+        run = self._card.run
+        self._run_id = run_id(self._directory)
+        owner = owner_of(self._archive)
+        fault = stranger_fault(self._archive.address, owner, run.name, self._run_id)
+        if fault:
+            raise ArchiveRefused(fault)
+        seen = survey(self._archive, run.name, run.variant, self._run_id)
+        if owner is not None and not owner.id:
+            self._adopt(seen)
         self._tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
         unseen = (place for place in records_of(self._directory, self._archive) if seen.why_unread(place))
         self._listed = moment, tuple(sorted(unseen))
@@ -81,6 +92,15 @@ class ArchiveRound:
             self._copy_logs()
         if self._request.reading != "none":
             self._read_again(seen)
+
+    def _adopt(self, seen: Survey) -> None:
+        """Give an archive that is older than ids this run's, once something in it proves to be this run's."""
+        here = {row.identity for row in rows_of(self._directory)}
+        known = here | {copy.identity for copy in records_of(self._directory, self._archive).values()}
+        if not is_proven(seen.receipts.values(), known):
+            raise ArchiveRefused(unproven_fault(self._archive.address, tuple(seen.receipts.values())))
+        give_id(self._archive, self._card.run.name, self._run_id)
+        self._journal("archive-adopted", "it had no run id", {"archive": self._archive.name, "id": self._run_id})
 
     def keep(self) -> None:
         """Put this part of the round on record. Raises OSError, ValueError."""
@@ -144,8 +164,8 @@ class ArchiveRound:
             with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
                 receipt = copy_checkpoint(
                     self._archive, folder, due.step, due.kind, run=card.run.name, variant=card.run.variant,
-                    transfer=self._place.transfer(progress), repair=due.mends, clock=self._place.clock,
-                    format=self._format,
+                    run_id=self._run_id, transfer=self._place.transfer(progress), repair=due.mends,
+                    clock=self._place.clock, format=self._format,
                 )  # fmt: skip
             self._tally.copy_seconds += time.monotonic() - began
         except CopyStopped:

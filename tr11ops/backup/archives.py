@@ -12,6 +12,7 @@ from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.overlap import overlap_fault
 from tr11ops.backup.records import read_copies
+from tr11ops.run_identity import run_id
 from tr11ops.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ def open_archive(name: str, card: RunCard) -> Archive:
         fault = overlap_fault(f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths)
         if fault:
             raise ArchiveRefused(fault)
-        return FolderArchive(folder, key, card.run.name, has_copies=_has_copies(card, key, str(folder)))
+        has_copies = _has_copies(card, key, str(folder))
+        return FolderArchive(folder, key, card.run.name, has_copies=has_copies, run_id=_run_id(card))
     from tr11ops.backup.remote import open_remote
 
     is_alike = section.url is not None and _scheme(section.url) == _scheme(address)  # another bucket, the same account
     credentials = Path(section.credentials_file) if section.credentials_file and is_alike else None
-    remote: Archive = open_remote(address, section.options if is_alike else {}, credentials, key, card.run.name)
+    remote: Archive = open_remote(
+        address, section.options if is_alike else {}, credentials, key, card.run.name, run_id=_run_id(card)
+    )
     return remote
 
 
@@ -100,6 +104,14 @@ def archive_address(address: str) -> str:
 
 def _scheme(address: str) -> str:
     return address.partition("://")[0]
+
+
+def _run_id(card: RunCard) -> str:
+    """The run's id; "" before its first launch. Raises ArchiveRefused when it cannot be read."""
+    try:
+        return run_id(RunDirectory(card.paths, card.kill_switch))
+    except (OSError, ValueError) as error:
+        raise ArchiveRefused(f"which run this is cannot be read: {error}") from error
 
 
 def _has_copies(card: RunCard, key: str, address: str) -> bool:

@@ -48,6 +48,7 @@ def copy_checkpoint(
     transfer: Transfer,
     format: Format = "files",
     repair: bool = False,
+    run_id: str = "",
     clock: Callable[[], float] = now,
 ) -> Receipt:
     """Copy the checkpoint in `folder` (global_stepN), and return the receipt of the copy, every byte of it read back.
@@ -70,6 +71,7 @@ def copy_checkpoint(
     blank = Receipt(
         run=run, variant=variant, step=step, kind=kind, identity=source.identity, location=place.location,
         format=format, files=(), copied=place.receipt.copied if place.receipt else 0.0, verified=0.0, host=host_name(),
+        run_id=run_id,
     )  # fmt: skip
     try:
         return _copy(source, carrier, place, blank, transfer.parallel, clock)

@@ -37,6 +37,11 @@ MARKER_SCHEMA = 1
 READ_BYTES = 1 << 20
 
 
+def marker_text(run: str, run_id: str) -> str:
+    """The content of the marker."""
+    return json.dumps({"run": run, "schema": MARKER_SCHEMA, **({"id": run_id} if run_id else {})}) + "\n"
+
+
 class FolderArchive:
     """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of copies in it.
 
@@ -45,11 +50,11 @@ class FolderArchive:
 
     renames = True
 
-    def __init__(self, folder: Path, name: str, run: str, *, has_copies: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, run: str, *, has_copies: bool = False, run_id: str = "") -> None:
         self.name = name
         self.address = str(folder)
         self._folder = folder
-        self._run = run
+        self._run, self._run_id = run, run_id
         self._is_marked = False
         self._inner: set[Path] = set()  # folders that no link leads out of, once looked at
         with translated(folder):
@@ -192,7 +197,7 @@ class FolderArchive:
             raise ArchiveAway(f"{self._folder} is on another file system than before: is it mounted?")
         if self._is_marked:
             return
-        text = json.dumps({"run": self._run, "schema": MARKER_SCHEMA}) + "\n"
+        text = marker_text(self._run, self._run_id)
         draft = self._folder / f".{MARKER_FILE}.{secrets.token_hex(6)}.part"
         draft.write_text(text, encoding="utf-8")
         draft.chmod(0o664)

@@ -60,6 +60,7 @@ class Receipt:
     copied: float
     verified: float
     host: str = ""
+    run_id: str = ""  # see `tr11ops.run_identity`; "" in a receipt that is older than ids
     schema: int = SCHEMA
 
     @property

@@ -39,10 +39,11 @@ def open_remote(
     name: str = "url",
     run: str = "",
     environment: Mapping[str, str] = os.environ,
+    run_id: str = "",
 ) -> Archive:
     """The archive at a URL; nothing is asked of the far side yet. `options` are those of fsspec's file system.
 
-    `run`: whose archive it is; the first upload marks it so, and is refused where another run has marked it.
+    `run`, `run_id`: whose archive it is; the first upload marks it so, and is refused where another run has marked it.
 
     Raises ArchiveRefused when the URL, an option, a library or the credentials will not do.
     """
@@ -54,8 +55,8 @@ def open_remote(
             f"{match[1]}://...: a URL of an archive holds no @, ? or #; credentials belong into backup.credentials_file"
         )
     if match[1] in {"gs", "gcs"}:
-        return _open_bucket(url, dict(options or {}), credentials_file, name, run, environment)
-    return _open_any(url.rstrip("/"), dict(options or {}), credentials_file, name, run)
+        return _open_bucket(url, dict(options or {}), credentials_file, name, (run, run_id), environment)
+    return _open_any(url.rstrip("/"), dict(options or {}), credentials_file, name, (run, run_id))
 
 
 def _open_bucket(
@@ -63,7 +64,7 @@ def _open_bucket(
     options: dict[str, Any],
     credentials_file: Path | None,
     name: str,
-    run: str,
+    owner: tuple[str, str],
     environment: Mapping[str, str],
 ) -> GcsArchive:
     place = urlsplit(url)
@@ -93,7 +94,7 @@ def _open_bucket(
         timeout=timeout,
         request_bytes=request_bytes,
     )
-    return GcsArchive(name, address, bucket, UploadSessions(sessions_folder(environment)), run)
+    return GcsArchive(name, address, bucket, UploadSessions(sessions_folder(environment)), *owner)
 
 
 def _google_token(token: Any, credentials_file: Path | None, address: str) -> tuple[Any, str]:
@@ -132,7 +133,9 @@ def _no_credentials(error: Exception, address: str, who: str) -> ArchiveError:
     return error_of_exception(error, address, who)
 
 
-def _open_any(url: str, options: dict[str, Any], credentials_file: Path | None, name: str, run: str) -> FsspecArchive:
+def _open_any(
+    url: str, options: dict[str, Any], credentials_file: Path | None, name: str, owner: tuple[str, str]
+) -> FsspecArchive:
     import fsspec
 
     scheme = url.partition("://")[0]
@@ -153,4 +156,4 @@ def _open_any(url: str, options: dict[str, Any], credentials_file: Path | None, 
         root = str(kind._strip_protocol(url)).rstrip("/")  # how every file system of fsspec names its paths
     except Exception as error:  # of any library
         raise error_of_exception(error, url, "the default credentials") from None
-    return FsspecArchive(name, url, files, root, run)
+    return FsspecArchive(name, url, files, root, *owner)

@@ -25,12 +25,12 @@ class FsspecArchive:
 
     renames = False
 
-    def __init__(self, name: str, address: str, files: Any, root: str, run: str = "") -> None:
+    def __init__(self, name: str, address: str, files: Any, root: str, run: str = "", run_id: str = "") -> None:
         self.name = name
         self.address = address
         self._files = files
         self._root = root
-        self._marker = RunMarker(self, run)
+        self._marker = RunMarker(self, run, run_id)
 
     def look(self, path: str) -> FarFile | None:
         with self._asking(path):

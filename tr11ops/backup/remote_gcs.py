@@ -53,14 +53,16 @@ class GcsArchive:
 
     renames = False
 
-    def __init__(self, name: str, address: str, bucket: Bucket, sessions: UploadSessions, run: str = "") -> None:
+    def __init__(
+        self, name: str, address: str, bucket: Bucket, sessions: UploadSessions, run: str = "", run_id: str = ""
+    ) -> None:
         self.name = name
         self.address = address
         self._bucket = bucket
         self._sessions = sessions
         self._client = Client(bucket.endpoint, bucket.timeout, address, self._authorise)
         self._is_there = threading.Event()
-        self._marker = RunMarker(self, run)
+        self._marker = RunMarker(self, run, run_id)
 
     def look(self, path: str) -> FarFile | None:
         answer = self._client.call("GET", self._object(path, fields="size"))

@@ -6,7 +6,7 @@ import json
 import threading
 
 from tr11ops.backup.base import Archive, ArchiveRefused
-from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA
+from tr11ops.backup.folder import MARKER_FILE, marker_text
 
 LARGEST_BYTES = 64 << 10
 
@@ -14,9 +14,9 @@ LARGEST_BYTES = 64 << 10
 class RunMarker:
     """The marker of one archive; `run` "" writes without one."""
 
-    def __init__(self, archive: Archive, run: str) -> None:
+    def __init__(self, archive: Archive, run: str, run_id: str = "") -> None:
         self._archive = archive
-        self._run = run
+        self._run, self._run_id = run, run_id
         self._lock = threading.RLock()  # `put` may come back here
         self._is_ours = not run
 
@@ -29,8 +29,7 @@ class RunMarker:
             if found is None:
                 self._is_ours = True
                 try:
-                    text = json.dumps({"run": self._run, "schema": MARKER_SCHEMA}) + "\n"
-                    self._archive.put(MARKER_FILE, text.encode("utf-8"))
+                    self._archive.put(MARKER_FILE, marker_text(self._run, self._run_id).encode("utf-8"))
                 except BaseException:
                     self._is_ours = False
                     raise

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.receipts import TAR_SUFFIX, list_receipts
+from tr11ops.backup.candidates import Candidate, candidates, chosen
+from tr11ops.backup.ownership import owner_of
+from tr11ops.backup.receipts import TAR_SUFFIX
 from tr11ops.backup.records import FOLDERS, CopiedFile, Kind, Receipt
 from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
@@ -24,24 +26,33 @@ READ_AHEAD_BYTES = 64 << 10
 _ORIGINAL = re.compile(r"mp_rank_\d+_model_states\.pt")  # what every whole checkpoint of the original's layout has
 
 
-def restorable(archive: Archive, variant: str, step: int, kind: Kind | None = None) -> Receipt:
-    """What can be restored of a step: the newest copy with a receipt, whole ones first; else what lies there without.
+def restorable(
+    archive: Archive,
+    variant: str,
+    step: int,
+    kind: Kind | None = None,
+    *,
+    run: str = "",
+    run_id: str = "",
+    identity: str | None = None,
+) -> Candidate:
+    """What can be restored of a step: a copy of this run's with a receipt (see `chosen`), else what lies there without.
 
     Looked for where `tr11 backup` puts copies, in checkpoints/, at the archive's root, and at the root itself.
-    Raises RestoreError when there is nothing; ArchiveError.
+    Raises RestoreError when there is nothing, or when it cannot be told which is meant; ArchiveError.
     """
-    receipts = [
-        receipt for receipt in list_receipts(archive, variant) if receipt.step == step and kind in (None, receipt.kind)
-    ]
-    if receipts:
-        return max(receipts, key=lambda receipt: (receipt.kind == "full", receipt.copied))
+    owner = owner_of(archive)
+    run = run or (owner.run if owner is not None else "")
+    found = chosen(candidates(archive, owner, run, run_id, variant), step, kind, identity)
+    if found is not None:
+        return found
     name = checkpoint_name(step)
     for folder in [FOLDERS[kind]] if kind is not None else FOLDERS.values():
         for location in (f"{folder}/{variant}/{name}", f"{folder}/{name}", name):
             for suffix in ("", TAR_SUFFIX):
-                found = unreceipted(archive, location + suffix, step, variant)
-                if found is not None:
-                    return found
+                plain = unreceipted(archive, location + suffix, step, variant)
+                if plain is not None:
+                    return Candidate(plain, "", is_ours=True)
     raise RestoreError(f"{archive.address} holds no copy of step {step} of {variant}; see: tr11 backup status")
 
 

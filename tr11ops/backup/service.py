@@ -18,6 +18,7 @@ from tr11ops.backup.survey import forget_unreadable
 from tr11ops.backup.transfer import CopyError, CopyStopped
 from tr11ops.backup.turn import Turn, TurnTaken
 from tr11ops.evidence import cause
+from tr11ops.run_identity import require_run_id
 
 
 def run_round(place: Place, request: Request) -> RoundResult:
@@ -40,8 +41,9 @@ def rebuild(place: Place, names: Sequence[str]) -> RoundResult:
 def _one_archive(place: Place, request: Request, name: str) -> Tally:
     tally = Tally(name)
     try:
+        require_run_id(place.directory, place.card.run.name)
         archive = place.opened(name)
-    except (ArchiveError, CopyStopped) as error:
+    except (ArchiveError, CopyStopped, OSError, ValueError) as error:
         tally.note_fault(error)
         if tally.faults:
             _keep_unopened(place, tally)

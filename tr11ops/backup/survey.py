@@ -71,8 +71,11 @@ class Change:
     is_new: bool = False
 
 
-def survey(archive: Archive, run: str, variant: str) -> Survey:
-    """Look at all copies of a run's variant. Raises ArchiveError when that is true of the archive as a whole."""
+def survey(archive: Archive, run: str, variant: str, run_id: str = "") -> Survey:
+    """Look at all copies of a run's variant, not at those of another run of that name.
+
+    Raises ArchiveError when that is true of the archive as a whole.
+    """
     receipts: dict[str, Receipt] = {}
     unreadable: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -94,6 +97,8 @@ def survey(archive: Archive, run: str, variant: str) -> Survey:
                 unread[file.path] = str(error)
                 continue
             if receipt is None or (receipt.run, receipt.variant) != (run, variant):
+                continue
+            if receipt.run_id and run_id and receipt.run_id != run_id:
                 continue
             if receipt_path(receipt.location) != file.path:
                 unreadable[file.path] = f"{file.path} is the receipt of another place, {receipt.location[:200]!r}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tr11ops.cli.backup_owner import adopt
 from tr11ops.cli.backup_restore import drill, restore
 from tr11ops.cli.backup_run import (
     ArchiveOption,
@@ -64,6 +65,7 @@ app.command("verify")(read_back)
 app.command("restore")(restore)
 app.command("drill")(drill)
 app.command("status")(status)
+app.command("adopt")(adopt)
 
 
 def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool) -> None:

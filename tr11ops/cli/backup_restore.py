@@ -15,7 +15,8 @@ from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, direct
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.records import CopyRecord, Receipt
+    from tr11ops.backup.candidates import Candidate
+    from tr11ops.backup.records import CopyRecord, Kind, Receipt
     from tr11ops.backup.restore import CopyDamaged
     from tr11ops.backup.round_values import Place
     from tr11ops.runcard import RunCard
@@ -30,12 +31,18 @@ FromOption = Annotated[
 
 def restore(
     step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="It becomes DIR/global_stepN.")],
+    into: Annotated[Path | None, typer.Option("--into", metavar="DIR", help="It becomes DIR/global_stepN.")] = None,
     run: RunOption = None,
     source: FromOption = None,
     kind: KindOption = None,
     file: Annotated[
         str | None, typer.Option("--file", metavar="PATH", help="Only this file of the copy, put into DIR.")
+    ] = None,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="Show every copy of STEP there is, with its identity; restore nothing.")
+    ] = False,
+    identity: Annotated[
+        str | None, typer.Option("--identity", metavar="DIGITS", help="Which, where several are there: see --list.")
     ] = None,
     latest: Annotated[
         bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
@@ -55,16 +62,28 @@ def restore(
 
       tr11 backup restore 12000 --from url --kind weights --into /scratch/eval
 
+      tr11 backup restore 12000 --list
+
       tr11 backup restore 12000 --from store --file manifest.json --into .
     """
+    if only_list:
+        from tr11ops.cli.backup_owner import list_candidates
+
+        list_candidates(read_card(run, overrides), step, source, as_json)
+        return
+    if into is None:
+        raise Refusal("restore where to? Give --into DIR (or --list to see what there is)", exit_code=2)
     card = read_card(run, overrides)
     asked = asked_of([step], kind)
     if file is not None and latest:
         raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
-    name = source or _best(card, step, kind)
+    name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
     with _told(), place_of(card, as_json) as place, closing(place.opened(name)) as archive:
-        receipt = _receipt(archive, card, step, asked.kind)
+        found = _candidate(place, archive, step, asked.kind, identity)
+        receipt = found.receipt
+        if not found.is_ours and (latest or _is_ours(place, into)):
+            raise Refusal(f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest")
         if latest and receipt.kind != "full":
             raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
         if file is None and receipt.kind != "full" and into.resolve() == card.paths.checkpoints.resolve():
@@ -78,6 +97,7 @@ def restore(
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
             made = _restored(place, archive, receipt, into, file, latest, why)
+            _keep_id(place, found, into)
     if as_json:
         values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
         typer.echo(json.dumps({**values, "from": receipt.location, "bytes": receipt.bytes}, indent=1))
@@ -87,6 +107,24 @@ def restore(
     would = "would become" if dry_run else "is now"
     what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
     typer.echo(f"{archive.address}/{receipt.location} {what} {would} {made}")
+
+
+def _is_ours(place: Place, into: Path) -> bool:
+    return into.resolve() == place.directory.paths.checkpoints.resolve()
+
+
+def _keep_id(place: Place, found: Candidate, into: Path) -> None:
+    """A run directory without an id into which a checkpoint was restored goes on as the run that made it."""
+    from tr11ops.run_identity import adopt_run_id, run_id
+
+    if not (found.run_id and _is_ours(place, into)):
+        return
+    try:
+        if not run_id(place.directory):
+            adopt_run_id(place.directory, place.card.run.name, found.run_id)
+            place.journal.write("run-id-adopted", "a checkpoint of that run was restored", {"id": found.run_id})
+    except (OSError, ValueError) as error:
+        say(f"the id of the run could not be kept: {error}")
 
 
 def _restored(
@@ -163,7 +201,7 @@ def _note_what_is_here(place: Place, step: int, into: Path, path: str) -> None:
     from tr11ops.checkpoints.damage import note_damage
 
     home = place.directory.paths.checkpoint(step)
-    if into.resolve() == home.parent.resolve():
+    if _is_ours(place, into):
         with suppress(OSError):  # the refusal says what matters
             note_damage(place.directory, step, identity_of(home), path, "found by a restore")
 
@@ -178,8 +216,7 @@ def _note_restored(place: Place, receipt: Receipt, made: Path) -> None:
     from tr11ops.journal import user_name
     from trainer.contract import MANIFEST_FILE, host_name
 
-    is_ours = made.parent.resolve() == place.directory.paths.checkpoints.resolve()
-    if not (is_ours and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
+    if not (_is_ours(place, made.parent) and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
         return
     with suppress(OSError):  # then it counts as never read
         put_on_record(
@@ -265,10 +302,11 @@ def _records(card: RunCard) -> tuple[CopyRecord, ...]:
         raise Refusal(f"the records of copies cannot be read: {error}; name the archive: --from", exit_code=3) from None
 
 
-def _best(card: RunCard, step: int, kind: str | None) -> str:
+def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> str:
     found = [
         copy for copy in _records(card)
         if copy.is_sound and copy.step == step and kind in (None, copy.kind) and copy.archive in ("store", "url")
+        and copy.identity.startswith((identity or "").lower())
     ]  # fmt: skip
     if not found:
         raise Refusal(f"no sound copy of step {step} is on record; name the archive: --from store, url or an address")
@@ -277,10 +315,16 @@ def _best(card: RunCard, step: int, kind: str | None) -> str:
     return best.archive
 
 
-def _receipt(archive: Archive, card: RunCard, step: int, kind: str | None) -> Receipt:
+def _candidate(place: Place, archive: Archive, step: int, kind: Kind | None, identity: str | None) -> Candidate:
     from tr11ops.backup.restorable import restorable
+    from tr11ops.run_identity import run_id
 
-    return restorable(archive, card.run.variant, step, kind)  # type: ignore[arg-type]
+    try:
+        ours = run_id(place.directory)
+    except OSError as error:
+        raise Refusal(f"which run this is cannot be read: {error}", exit_code=3) from None
+    run = place.card.run
+    return restorable(archive, run.variant, step, kind, run=run.name, run_id=ours, identity=identity)
 
 
 def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,7 @@ from tr11ops.launch.facts import LaunchFacts, kill_switch_claim
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
 from tr11ops.reserve import keep_reserve
+from tr11ops.run_identity import require_run_id
 from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
 from tr11ops.snapshot import known
 from trainer.contract import host_name, write_json
@@ -123,6 +124,8 @@ def submit(
     write_text(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
     _claim_kill_switch(plan)
+    with suppress(ValueError):  # one that is damaged is a backup's concern, which refuses to go by it
+        require_run_id(directory, plan.card["run"]["name"])
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)

@@ -25,7 +25,15 @@ from tr11ops.backup.round_values import Place, RoundResult
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.checkpoints.use import Clocks
-from tr11ops.cli import backup, backup_restore, backup_run, backup_status, checkpoints_keep, checkpoints_prune
+from tr11ops.cli import (
+    backup,
+    backup_owner,
+    backup_restore,
+    backup_run,
+    backup_status,
+    checkpoints_keep,
+    checkpoints_prune,
+)
 from tr11ops.cli.backup import app
 from tr11ops.cli.common import Refusal
 from trainer.contract import checkpoint_steps
@@ -113,6 +121,31 @@ class Case(Rounds):
         else:
             self.far(step, "").with_suffix(".copy.json").write_text("{")
 
+    def forget_ids(self) -> None:
+        """As an older tr11 left the archive: no id in its marker, nor in its receipts."""
+        for name in self._names():
+            if name.endswith((".copy.json", "tr11-archive.json")):
+                value = json.loads(self._content(name))
+                value.pop("id", None)
+                value.pop("run_id", None)
+                self._replace(name, json.dumps(value).encode())
+            elif name.endswith("tr11-archive-id.json"):
+                self._replace(name, b"{}")
+
+    def _names(self) -> list[str]:
+        if self.bucket is not None:
+            return list(self.bucket.objects())
+        return [path.relative_to(self.store).as_posix() for path in self.store.rglob("*") if path.is_file()]
+
+    def _content(self, name: str) -> bytes:
+        return self.bucket.content(name) if self.bucket is not None else (self.store / name).read_bytes()
+
+    def _replace(self, name: str, content: bytes) -> None:
+        if self.bucket is not None:
+            self.bucket.replace(name, content)
+        else:
+            (self.store / name).write_bytes(content)
+
     def place(self) -> Place:
         """With tries enough for what passes."""
         return replace(super().place(), retrying=Retrying(tries=4, first_seconds=0.0))
@@ -120,7 +153,7 @@ class Case(Rounds):
     def restore(self, step: int, into: Path) -> Path:
         """The step's copy, in another folder."""
         archive = self.place().opened(self.archive)
-        receipt = restorable(archive, self.card.run.variant, step)
+        receipt = restorable(archive, self.card.run.variant, step, run=self.card.run.name).receipt
         return restore_checkpoint(archive, receipt, into, self.place().transfer(self.progress))
 
     def _object(self, step: int, path: str) -> str:
@@ -142,7 +175,15 @@ def invoke(case: Case, line: str) -> Answer:
 
 def _invoke(group: typer.Typer, case: Case, line: str) -> Answer:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (backup, backup_run, backup_restore, backup_status, checkpoints_keep, checkpoints_prune):
+        for module in (
+            backup,
+            backup_owner,
+            backup_run,
+            backup_restore,
+            backup_status,
+            checkpoints_keep,
+            checkpoints_prune,
+        ):
             patch.setattr(module, "read_card", lambda *_: case.card)
         result = CliRunner().invoke(group, line.split())
     if isinstance(result.exception, Refusal):

@@ -206,7 +206,7 @@ def test_a_damaged_copy_is_mended_from_what_was_restored_from_the_other(rounds: 
     rounds.far(300, "weights/a").write_bytes(b"rot")
     assert rounds.run("store", copies=False).exit_code == 1
     archive = rounds.open("url", rounds.card)
-    receipt = restorable(archive, "main", 300)
+    receipt = restorable(archive, "main", 300).receipt
     restore_checkpoint(archive, receipt, rounds.checkpoints, rounds.place().transfer(rounds.progress))
     done = rounds.run("store", steps=(300,), logs=False, reading="none")
     assert done.exit_code == 0 and contents(rounds.far(300, ".")) == whole

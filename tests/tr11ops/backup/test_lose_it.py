@@ -22,8 +22,10 @@ from tr11ops.backup import overlap as overlapping
 from tr11ops.backup.base import ArchiveAway, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
 from tr11ops.backup.overlap import parse_mounts, place_of
+from tr11ops.backup.records import identity_of
 from tr11ops.launch.archives import archive_checks, look_at_archives
 from tr11ops.launch.check import Level
+from tr11ops.run_identity import run_id
 from trainer.contract import Manifest, manifest_faults
 
 
@@ -371,3 +373,83 @@ def test_a_checkpoint_with_an_odd_name_in_it_keeps_no_other_from_its_copy(case: 
         stream.write(b"odd")
     done = case.round()
     assert (100, "full") in case.copied(case.archive), done
+
+
+# ----------------------------------------------------------------------------- another run of the same name
+def second(case: Case, memory: Path) -> Case:
+    """Another run directory with the same card: the same name, the same archive."""
+    other = Case(memory / "other", case.kind, case.bucket)
+    keys = {"store": case.card.backup.store, "url": case.card.backup.url}
+    other.card = other.card.model_copy(update={"backup": other.card.backup.model_copy(update=keys)})
+    other.store = case.store
+    return other
+
+
+def test_another_run_of_the_same_name_neither_writes_nor_restores(case: Case, memory: Path, tmp_path: Path) -> None:
+    copied(case, 100)
+    other = second(case, memory)
+    other.save(100, seed=7)
+    done = other.round()
+    assert done.exit_code == 1 and "is the archive of another run named 'small'" in done.tallies[0].faults[0]
+    assert other.copies() == ()
+    line = f"restore 100 --from {case.archive} --into {tmp_path / 'new'}"
+    refused = invoke(other, line)
+    assert refused.exit_code == 1 and "is there of another run alone" in refused.text
+    listed = invoke(other, f"restore 100 --list --from {case.archive}")
+    identity = case.copy(100).identity
+    assert listed.exit_code == 0 and identity[:8] in listed.text and "another: " in listed.text
+    mine = f"restore 100 --from {case.archive} --identity {identity[:8]} --into"
+    wrong = invoke(other, f"{mine} {other.checkpoints}")
+    assert wrong.exit_code == 1 and "it is not this run's" in wrong.text
+    assert invoke(other, f"{mine} {tmp_path / 'new'}").exit_code == 0 and not faults_of(tmp_path / "new/global_step100")
+    assert invoke(case, f"restore 100 --list --json --from {case.archive}").exit_code == 0
+
+
+def test_an_archive_without_an_id_is_adopted_when_something_in_it_is_known(case: Case, memory: Path) -> None:
+    copied(case, 100)
+    case.forget_ids()
+    stranger = second(case, memory)
+    stranger.save(100, seed=7)
+    done = stranger.round()
+    assert done.exit_code == 1 and "older than run ids" in done.tallies[0].faults[0] and stranger.copies() == ()
+    assert case.round().exit_code == 0 and len(case.journal("archive-adopted")) == 1
+    assert case.round().exit_code == 0 and len(case.journal("archive-adopted")) == 1
+    assert "is the archive of another run" in stranger.round().tallies[0].faults[0]
+
+
+def test_adopting_by_hand(case: Case, memory: Path) -> None:
+    """The run directory was lost; it is begun again, and goes on as the run that the archive knows."""
+    copied(case, 100)
+    again = second(case, memory)
+    again.save(200)
+    assert again.round().exit_code == 1
+    shown = invoke(again, f"adopt {case.archive} --dry-run")
+    assert shown.exit_code == 0 and "goes on as run" in shown.text and again.round().exit_code == 1
+    assert invoke(again, f"adopt {case.archive} --yes").exit_code == 0
+    assert run_id(again.directory) == run_id(case.directory) and again.round().exit_code == 0
+    case.forget_ids()
+    assert invoke(case, f"adopt {case.archive} --yes").exit_code == 0
+    assert "nothing to do" in invoke(case, f"adopt {case.archive} --yes").text
+
+
+def test_a_restore_into_a_lost_run_directory_goes_on_as_that_run(case: Case) -> None:
+    copied(case, 100)
+    before = run_id(case.directory)
+    shutil.rmtree(case.directory.root)
+    assert invoke(case, f"restore 100 --from {case.archive} --into {case.checkpoints}").exit_code == 0
+    assert run_id(case.directory) == before and not faults_of(case.checkpoints / "global_step100")
+    assert case.round().exit_code == 0 and [step for step, _ in case.copied(case.archive)] == [100]
+
+
+def test_of_two_checkpoints_of_one_step_the_one_that_is_named_comes_back(case: Case, tmp_path: Path) -> None:
+    copied(case, 100)
+    first = case.copy(100).identity
+    shutil.rmtree(case.checkpoints / "global_step100")
+    case.save(100, seed=3)
+    case.now += 60
+    case.round()
+    line = f"restore 100 --from {case.archive} --into {tmp_path / 'new'}"
+    several = invoke(case, line)
+    assert several.exit_code == 1 and "several checkpoints of step 100" in several.text
+    assert invoke(case, f"{line} --identity {first[:10]}").exit_code == 0
+    assert identity_of(tmp_path / "new/global_step100") == first

@@ -331,7 +331,7 @@ def test_the_original_s_copies_are_restored_with_a_word_of_doubt(tmp_path: Path,
     files["mp_rank_00_model_states.pt"] = b"args"
     for name, content in files.items():
         object_store.replace(f"tr11-test/checkpoints-weights/global_step3000/{name}", content)
-    receipt = restorable(object_store.open(), VARIANT, 3000)
+    receipt = restorable(object_store.open(), VARIANT, 3000).receipt
     assert (receipt.kind, receipt.step, receipt.format) == ("weights", 3000, "files")
     home = restore_checkpoint(object_store.open(), receipt, tmp_path / "new", quick())
     assert contents(home) == files
@@ -350,7 +350,7 @@ def test_a_plain_copy_is_proved_by_its_manifest(tmp_path: Path, object_store: Ob
     else:
         for path, content in contents(source).items():
             object_store.replace(f"tr11-test/checkpoints/{source.name}/{path}", content)
-    receipt = restorable(object_store.open(), VARIANT, 100)
+    receipt = restorable(object_store.open(), VARIANT, 100).receipt
     assert (receipt.format, receipt.kind, len(doubts(receipt))) == (format, "full", 1)
     home = restore_checkpoint(object_store.open(), receipt, tmp_path / "new", quick())
     assert contents(home) == contents(source)
@@ -397,11 +397,16 @@ def test_the_newest_whole_copy_is_chosen(tmp_path: Path) -> None:
     times = iter([1.0, 3.0, 2.0])
     one = copy(archive, first, clock=lambda: next(times))
     weights = copy(archive, first, kind="weights", clock=lambda: next(times))
-    assert restorable(archive, VARIANT, 100) == one
-    assert restorable(archive, VARIANT, 100, "weights") == weights
+    assert restorable(archive, VARIANT, 100).receipt == one
+    assert restorable(archive, VARIANT, 100, "weights").receipt == weights
     other = copy(archive, make_checkpoint(tmp_path / "anew", seed=5), clock=lambda: next(times))
     assert other.location != one.location
-    assert restorable(archive, VARIANT, 100) == other
+    with pytest.raises(RestoreError, match=r"there are several checkpoints of step 100: .*name one: --identity"):
+        restorable(archive, VARIANT, 100)
+    assert restorable(archive, VARIANT, 100, identity=other.identity[:8]).receipt == other
+    assert restorable(archive, VARIANT, 100, "weights", identity=one.identity).receipt == weights
+    with pytest.raises(RestoreError, match=r"names no copy of step 100"):
+        restorable(archive, VARIANT, 100, identity="ffff" if not one.identity.startswith("ffff") else "0000")
     home = restore_checkpoint(archive, weights, tmp_path / "new", quick())
     assert json.loads((home / "manifest.json").read_text())["step"] == 100
     assert not (home / "optimizer").exists()

@@ -15,7 +15,10 @@ import pytest
 
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.records import CopyRecord, write_copy
+from tr11ops.backup.transfer import Transfer
 from tr11ops.checkpoints.asides import list_asides
 from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
 from tr11ops.checkpoints.digests import DigestRecord
@@ -214,9 +217,11 @@ def test_it_asks_and_without_a_terminal_it_refuses(bench: LocalBench, shelf: She
 
 def test_prune_removes_and_says_so(bench: LocalBench, shelf: Shelf) -> None:
     shelf.save(100, 1000, 9_900, 10_000)
-    shelf.copy(1000, address=f"{bench.folder}/archive")
     (bench.folder / "archive").mkdir()
-    FolderArchive(bench.folder / "archive", "store", "small").put("a", b"")  # it is there, and ours
+    archive = FolderArchive(bench.folder / "archive", "store", "small")
+    source = shelf.folder / "global_step1000"
+    receipt = copy_checkpoint(archive, source, 1000, "full", run="small", variant="main", transfer=Transfer())
+    write_copy(shelf.directory, CopyRecord.of(receipt, "store", archive.address))
     run = ("--run", str(bench.card))
     answer = bench.tr11("checkpoints", "prune", "--yes", "--reason", "SCRATCH is full", *run)
     assert answer.code == 0 and answer.out.splitlines()[-1] == "2 removed, 512 B freed"

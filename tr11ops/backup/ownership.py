@@ -1,0 +1,89 @@
+"""Whose archive it is: a run's, known by its id. Two runs of one name do not mix their copies.
+
+ARCHIVE/tr11-archive.json        the run's name, and its id since ids are made; written before the first byte
+ARCHIVE/tr11-archive-id.json     the id, where the archive is older than ids and was adopted
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA
+from tr11ops.backup.records import Receipt
+from tr11ops.run_identity import short
+
+ID_FILE = "tr11-archive-id.json"
+LARGEST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that an archive names; `id` is "" in one that is older than ids and was not adopted."""
+
+    run: str
+    id: str
+
+
+def owner_of(archive: Archive) -> Owner | None:
+    """Who an archive says it belongs to; None where nothing was ever written. Raises ArchiveError."""
+    marker = _read(archive, MARKER_FILE)
+    if marker is None:
+        return None
+    later = _read(archive, ID_FILE) or {} if not marker.get("id") else {}
+    return Owner(str(marker.get("run", "")), str(marker.get("id") or later.get("id") or ""))
+
+
+def stranger_fault(address: str, owner: Owner | None, run: str, run_id: str) -> str:
+    """Why a run may not write to an archive, in one line; "" when it may. Pure."""
+    if owner is None or (owner.run == run and (not owner.id or not run_id or owner.id == run_id)):
+        return ""
+    if owner.run != run:
+        return f"{address} is the archive of {owner.run!r}, not of {run!r}; name another place in [backup]"
+    return (
+        f"{address} is the archive of another run named {run!r} (id {short(owner.id)}, this one is {short(run_id)}); "
+        "name another place in [backup], or, if this run directory goes on with that run: tr11 backup adopt"
+    )
+
+
+def is_proven(receipts: Iterable[Receipt], known: Collection[str]) -> bool:
+    """Whether an archive without an id is the run's beyond its name: empty, or it holds a checkpoint known here. Pure.
+
+    `known`: identities of the checkpoints that are here, and of the copies on record.
+    """
+    listed = list(receipts)
+    return not listed or any(receipt.identity in known for receipt in listed)
+
+
+def unproven_fault(address: str, receipts: Collection[Receipt]) -> str:
+    """What to say of an archive without an id in which nothing is known here."""
+    steps = ", ".join(str(receipt.step) for receipt in sorted(receipts, key=lambda receipt: receipt.step)[:5])
+    return (
+        f"{address} is older than run ids, and none of its copies (steps {steps}) is known here: whether it is this "
+        "run's cannot be told. Look at it, then type: tr11 backup adopt"
+    )
+
+
+def give_id(archive: Archive, run: str, run_id: str) -> None:
+    """Write the id into an archive that has none; nothing there is replaced. Raises ArchiveError."""
+    archive.put(ID_FILE, (json.dumps({"run": run, "id": run_id, "schema": MARKER_SCHEMA}) + "\n").encode("utf-8"))
+
+
+def _read(archive: Archive, path: str) -> dict[str, Any] | None:
+    found = archive.look(path)
+    if found is None:
+        return None
+    try:
+        if found.bytes > LARGEST_BYTES:
+            raise ValueError
+        value = json.loads(b"".join(archive.read(path)))
+        if not isinstance(value, dict):
+            raise TypeError
+    except (ValueError, TypeError, RecursionError):
+        raise ArchiveRefused(
+            f"{archive.address}/{path} cannot be read; it names the run that the archive belongs to"
+        ) from None
+    return value

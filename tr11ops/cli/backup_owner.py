@@ -1,0 +1,160 @@
+"""Which copies of a step there are, and whose an archive is: `tr11 backup restore --list` and `tr11 backup adopt`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.common import Refusal, RunOption, SetOption, YesOption, agree, directory_of, read_card, say
+
+if TYPE_CHECKING:
+    from tr11ops.backup.base import Archive
+    from tr11ops.backup.candidates import Candidate
+    from tr11ops.backup.ownership import Owner
+    from tr11ops.backup.round_values import Place
+    from tr11ops.runcard import RunCard
+
+SCHEMA = 1
+
+
+# ----------------------------------------------------------------------------- restore --list
+def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> None:
+    """Print every copy of a step, of any run, in the archives that are meant. Raises Refusal where none answers."""
+    from tr11ops.backup.base import ArchiveError
+    from tr11ops.backup.candidates import candidates
+    from tr11ops.backup.ownership import owner_of
+    from tr11ops.run_identity import run_id
+
+    names = require_archives(card, [source] if source else None, [step], "--from")
+    found: list[tuple[str, Candidate]] = []
+    faults = []
+    with place_of(card, as_json) as place:
+        for name in names:
+            try:
+                with closing(place.opened(name)) as archive:
+                    ours = run_id(place.directory)
+                    listed = candidates(archive, owner_of(archive), card.run.name, ours, card.run.variant)
+                    found += [(archive.name, one) for one in listed if one.receipt.step == step]
+            except (ArchiveError, OSError, ValueError) as error:
+                faults.append(f"{name}: {error}")
+    for fault in faults:
+        say(fault)
+    if as_json:
+        typer.echo(
+            json.dumps({"schema": SCHEMA, "step": step, "copies": [_value(*entry) for entry in found]}, indent=1)
+        )
+    elif found:
+        _table(found)
+    else:
+        typer.echo(f"no copy of step {step} with a receipt in {' or '.join(names)}")
+    raise typer.Exit(3 if faults else 0 if found else 1)
+
+
+def _table(found: list[tuple[str, Candidate]]) -> None:
+    from tr11ops.units import iso_time, size
+
+    typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED':<22}RUN")
+    for archive, one in sorted(found, key=lambda entry: (entry[1].receipt.identity, entry[0])):
+        receipt = one.receipt
+        whose = "this run" if one.is_ours else f"another: {one.run_id[:8] or receipt.run}"
+        typer.echo(
+            f"{receipt.identity[:8]:<10}{receipt.kind:<9}{archive[:8]:<9}{size(receipt.bytes):>10}  "
+            f"{iso_time(receipt.copied) or '-':<22}{whose}"
+        )
+
+
+def _value(archive: str, one: Candidate) -> dict[str, object]:
+    receipt = one.receipt
+    return {
+        "archive": archive, "identity": receipt.identity, "kind": receipt.kind, "copied": receipt.copied,
+        "bytes": receipt.bytes, "location": receipt.location, "run": receipt.run, "run_id": one.run_id or None,
+        "ours": one.is_ours,
+    }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- adopt
+def adopt(
+    archive: Annotated[str, typer.Argument(metavar="store|url", help="Which archive of the card.")],
+    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and do nothing.")] = False,
+    run: RunOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Say that an archive is this run's: one that is older than run ids, or that of a run directory that was lost.
+
+    An archive knows its run by the id in state/run.json, not by name. One without an id gets this run's; a run
+    directory that was begun again takes the archive's id, unless it has copies of its own elsewhere.
+
+    Example: tr11 backup adopt store
+    """
+    from tr11ops.backup.base import ArchiveAway, ArchiveError
+
+    card = read_card(run, overrides)
+    require_archives(card, [archive], None, "ARCHIVE")
+    if not directory_of(card).exists:
+        raise Refusal(f"{directory_of(card).root} does not exist; check --run")
+    try:
+        with place_of(card, False) as place, closing(place.opened(archive)) as opened:
+            _adopt(place, opened, yes, dry_run)
+    except ArchiveError as error:
+        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveAway) else 1) from None
+    except (OSError, ValueError) as error:
+        raise Refusal(f"nothing was changed: {error}") from None
+
+
+def _adopt(place: Place, archive: Archive, yes: bool, dry_run: bool) -> None:
+    from tr11ops.backup.ownership import give_id, owner_of
+    from tr11ops.run_identity import adopt_run_id, require_run_id, run_id, short
+
+    name, owner, ours = place.card.run.name, owner_of(archive), run_id(place.directory)
+    if owner is None or (owner.id and owner.id == ours):
+        why = "nothing was copied there yet" if owner is None else "it is this run's"
+        typer.echo(f"{archive.address}: nothing to do: {why}")
+        return
+    _require_adoptable(place, archive, owner, ours)
+    _show(place, archive)
+    if owner.id:
+        typer.echo(
+            f"this run directory goes on as run {short(owner.id)}" + (f", no more as {short(ours)}" if ours else "")
+        )
+    else:
+        typer.echo(f"{archive.address} gets the id of this run" + (f", {short(ours)}" if ours else ""))
+    if dry_run:
+        say("nothing was changed (--dry-run)")
+        return
+    agree("Is it this run's?", yes)
+    if owner.id:
+        adopt_run_id(place.directory, name, owner.id)
+        place.journal.write("run-id-adopted", archive.address, {"id": owner.id, "before": ours})
+    else:
+        ours = require_run_id(place.directory, name)
+        give_id(archive, name, ours)
+        place.journal.write("archive-adopted", archive.address, {"archive": archive.name, "id": ours})
+    typer.echo("done; next: tr11 backup run")
+
+
+def _require_adoptable(place: Place, archive: Archive, owner: Owner, ours: str) -> None:
+    from tr11ops.backup.records import read_copies
+
+    if owner.run != place.card.run.name:
+        raise Refusal(f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]")
+    elsewhere = sorted({copy.address for copy in read_copies(place.directory) if copy.address != archive.address})
+    if owner.id and ours and elsewhere:
+        raise Refusal(
+            f"{archive.address} is the archive of another run of this name, and this run has copies in {elsewhere[0]}: "
+            "they are two runs; name another place in [backup]"
+        )
+
+
+def _show(place: Place, archive: Archive) -> None:
+    from tr11ops.backup.receipts import list_receipts
+    from tr11ops.units import iso_time
+
+    for receipt in list_receipts(archive, place.card.run.variant):
+        typer.echo(
+            f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {iso_time(receipt.copied)}"
+        )
