@@ -36,6 +36,8 @@ _SECRET_SHAPES = (
     re.compile(
         r"(?i)://\S*[?&](?:[a-z-]*signature|sig|[a-z_-]*token|[a-z_-]*key|password|secret)="
     ),  # a signed address
+    re.compile(r"(?i)\b(?:account_?key|shared_?access_?(?:key|signature))\s*="),  # a connection string
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"),  # the header of a request
 )
 _DOUBTFUL_SHAPES = (
     re.compile(r"\bhf_[A-Za-z0-9]{8,}"),

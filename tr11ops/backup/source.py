@@ -14,6 +14,7 @@ from typing import TypeAlias
 from tr11ops.backup.base import is_unfinished
 from tr11ops.backup.records import Kind, identity_of
 from tr11ops.backup.transfer import CopyError, SourceChanged, SourceDamaged
+from tr11ops.checkpoints.scan import unnamed_files, walk
 from trainer.contract import MANIFEST_FILE, Manifest, read_bytes
 
 WEIGHTS_FOLDER, CURSOR_FILE = "weights/", "cursor.json"
@@ -86,9 +87,20 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
         raise SourceDamaged(f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back")
     files = tuple(_chosen([SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind))
     _check(folder, files)
+    if kind == "full":
+        files += tuple(_unnamed(folder, manifest))
     if kind != "full":
         content = _manifest_of(manifest, files)
     return Source(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
+
+
+def _unnamed(folder: Path, manifest: Manifest) -> Iterator[SourceFile]:
+    """Plain files that somebody put beside those of the manifest: a whole copy holds them too."""
+    for path in unnamed_files(manifest, walk(folder).sizes):
+        place, parts = folder / path, PurePosixPath(path).parts
+        is_text = path.isprintable() and "\\" not in path and not any(is_unfinished(part) for part in parts)
+        if is_text and not place.is_symlink() and place.is_file():
+            yield SourceFile(path, place.stat().st_size, None)
 
 
 def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:

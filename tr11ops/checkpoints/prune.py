@@ -99,7 +99,8 @@ class PruneResult:
 class Pruner:
     """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the journal.
 
-    `sight` looks whether copies are still there. `look_at_clocks` is replaced by tests alone.
+    `only`: these steps alone, where a person named them. `sight` looks whether copies are still there. `look_at_clocks`
+    is replaced by tests alone.
     """
 
     directory: RunDirectory
@@ -110,6 +111,7 @@ class Pruner:
     load: str | None = None
     need: ResumeNeed = NO_CARD
     set_aside: bool = False
+    only: frozenset[int] | None = None
     progress: Callable[[int], None] = lambda count: None
     tell: Callable[[Outcome], None] = lambda outcome: None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -153,8 +155,10 @@ class Pruner:
         catalogue = read_catalogue(self.directory, clocks, self.load, need=self.need)
         counting = [copy for copy in catalogue.copies if self.policy.has(copy)]
         policy = replace(self.policy, unseen=self.sight(counting, clocks))
-        asides = decide_asides(catalogue, policy, self.set_aside)
-        return PrunePlan(catalogue, (*decide(catalogue, policy, clocks), *asides), policy, tuple(self._leftovers()))
+        decisions = (*decide(catalogue, policy, clocks), *decide_asides(catalogue, policy, self.set_aside))
+        if self.only is not None:
+            decisions = tuple(decision for decision in decisions if decision.step in self.only)
+        return PrunePlan(catalogue, decisions, policy, tuple(self._leftovers()))
 
     def _looked_again(self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks) -> RetentionPolicy:
         """The plan's policy after another look at the copies that this step may go for: its own, and its share's."""

@@ -219,6 +219,9 @@ def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
         return "unclear", entry.faults[0] if entry.faults else "not all of it can be seen"
     if entry.is_foreign:
         return "unclear", f"{entry.lack.partition(';')[0]}: remove it by hand"
+    if entry.unnamed:
+        more = f" and {len(entry.unnamed) - 1} more" if len(entry.unnamed) > 1 else ""
+        return "unclear", f"its manifest does not name {entry.unnamed[0]}{more}: move what you want to keep away"
     if entry.manifest == "foreign":
         return "unclear", entry.faults[0] if entry.faults else "no manifest says whether it is whole: remove it by hand"
     return None

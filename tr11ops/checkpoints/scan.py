@@ -40,7 +40,7 @@ class CheckpointRow:
     could not be read. `manifest` is "foreign" where there is another step's, or another trainer's save has none.
     `changed`: when a file in it was last written; None where not all of it could be seen. `lack`: why no training of
     this run resumes from it although it is whole (see `trainer.checkpoint.resumable`); `is_foreign`: because it is of
-    another model.
+    another model. `unnamed`: files in it that its manifest does not name: somebody put them there.
     """
 
     step: int
@@ -61,6 +61,7 @@ class CheckpointRow:
     changed: float | None = None
     lack: str = ""
     is_foreign: bool = False
+    unnamed: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -218,7 +219,14 @@ def _whole(
         changed=tree.changed if tree.is_whole else None,
         lack="" if lack is None else lack.text,
         is_foreign=lack is not None and lack.is_foreign,
+        unnamed=_shortened(unnamed_files(manifest, tree.sizes)),
     )
+
+
+def unnamed_files(manifest: Manifest, there: Iterable[str]) -> list[str]:
+    """Of the files that are there, those that no manifest names; not what a network file system keeps for itself."""
+    named = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
+    return sorted(path for path in there if path not in named and not path.rpartition("/")[2].startswith(".nfs"))
 
 
 def _parse(content: bytes, place: Path) -> Manifest:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
-from tr11ops.cli.checkpoints_prune import prune
+from tr11ops.cli.checkpoints_prune import prune, remove
 from tr11ops.cli.checkpoints_verify import verify
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
@@ -123,6 +123,7 @@ app.command()(verify)
 app.command()(pin)
 app.command()(unpin)
 app.command()(prune)
+app.command()(remove)
 
 
 # ----------------------------------------------------------------------------- look

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,11 +47,57 @@ def prune(
 
     card = read_card(run, overrides)
     pruner = Pruner.of(card, user_name(), reason, keep, set_aside=set_aside)
+    _carry_out(pruner, _planned(pruner), everything, dry_run, yes, as_json)
+
+
+def remove(
+    steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Numbers of steps.")],
+    *,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    yes: YesOption = False,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a wanted copy.
+
+    Of those rules only backup.keep_latest is set aside: the last two complete ones stay. Exit code 1: one stays, and
+    why is said.
+
+    Example: tr11 checkpoints remove 31200 --reason "its weights rotted, restored elsewhere"
+    """
+    from tr11ops.checkpoints.prune import Pruner
+    from tr11ops.checkpoints.retention import LEAST_KEPT
+    from tr11ops.cli.checkpoints_keep import find_checkpoint
+    from tr11ops.journal import user_name
+
+    pruner = Pruner.of(read_card(run, overrides), user_name(), reason or "checkpoints remove", LEAST_KEPT)
+    catalogue = _planned(pruner).catalogue
+    pruner = replace(pruner, only=frozenset(find_checkpoint(catalogue, text).step for text in steps))
+    plan = _planned(pruner)
+    if not plan.victims:
+        if as_json:
+            print(dumps(_plan_document(plan, True)))
+        else:
+            _show(plan, True)
+        raise typer.Exit(3 if plan.catalogue.doubts else 1)
+    stays = len(plan.victims) < len(plan.decisions)
+    _carry_out(pruner, plan, True, dry_run, yes, as_json, code=1 if stays else 0)
+
+
+def _planned(pruner: Pruner) -> PrunePlan:
     try:
-        plan = pruner.plan()
+        return pruner.plan()
     except OSError as error:
         why = error.strerror or error
         raise Refusal(f"{pruner.folder} cannot be read: {why}; nothing was removed", 3) from None
+
+
+def _carry_out(
+    pruner: Pruner, plan: PrunePlan, everything: bool, dry_run: bool, yes: bool, as_json: bool, code: int = 0
+) -> None:
+    """Show the plan, ask, and do it; `code` is the exit code when all went well."""
     if not as_json:
         _show(plan, everything)
     doubted = bool(plan.catalogue.doubts)
@@ -60,14 +106,14 @@ def prune(
             print(dumps(_plan_document(plan, everything)))
         for doubt in plan.catalogue.doubts:
             say(f"tr11: nothing may be removed while this is not known: {doubt}")
-        raise typer.Exit(3 if doubted else 0)
+        raise typer.Exit(3 if doubted else code)
     agree(_question(plan), yes)
     result = _remove(pruner, plan, as_json)
     if as_json:
         print(dumps(_result_document(plan, result, everything)))
     else:
         _conclude(result)
-    raise typer.Exit(1 if result.failed else 3 if doubted else 0)
+    raise typer.Exit(1 if result.failed else 3 if doubted else code)
 
 
 def _show(plan: PrunePlan, everything: bool) -> None:
@@ -91,8 +137,6 @@ def _question(plan: PrunePlan) -> str:
 
 
 def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
-    from dataclasses import replace
-
     from tr11ops.checkpoints.prune import PruneBusy
     from tr11ops.cli.progress import ByteProgress
 

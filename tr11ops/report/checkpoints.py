@@ -125,6 +125,9 @@ def _remarks(entry: Checkpoint) -> Iterator[str]:
     yield from _first(entry.faults)
     if entry.lack:
         yield entry.lack
+    if entry.unnamed:
+        more = f" and {len(entry.unnamed) - 1} more" if len(entry.unnamed) > 1 else ""
+        yield f"holds {entry.unnamed[0]}{more}, which its manifest does not name: whole copies hold it, prune keeps all"
     if isinstance(entry.digests, Unknown):
         yield f"what was read is not known: {entry.digests.why}"
     elif entry.digests is not None:

@@ -31,10 +31,10 @@ from tr11ops.cli import (
     backup_restore,
     backup_run,
     backup_status,
+    checkpoints,
     checkpoints_keep,
     checkpoints_prune,
 )
-from tr11ops.cli.backup import app
 from tr11ops.cli.common import Refusal
 from trainer.contract import checkpoint_steps
 
@@ -169,11 +169,9 @@ class Answer:
 
 
 def invoke(case: Case, line: str) -> Answer:
-    """`tr11 backup LINE` as a person types it, on the case's card."""
-    return _invoke(app, case, line)
-
-
-def _invoke(group: typer.Typer, case: Case, line: str) -> Answer:
+    """`tr11 backup LINE` as a person types it, or `tr11 checkpoints ...`, on the case's card."""
+    is_here = line.startswith("checkpoints ")
+    group: typer.Typer = checkpoints.app if is_here else backup.app
     with pytest.MonkeyPatch.context() as patch:
         for module in (
             backup,
@@ -185,7 +183,7 @@ def _invoke(group: typer.Typer, case: Case, line: str) -> Answer:
             checkpoints_prune,
         ):
             patch.setattr(module, "read_card", lambda *_: case.card)
-        result = CliRunner().invoke(group, line.split())
+        result = CliRunner().invoke(group, line.removeprefix("checkpoints ").split())
     if isinstance(result.exception, Refusal):
         return Answer(result.exception.exit_code, f"{result.output}{result.exception}")
     assert isinstance(result.exception, SystemExit | None), result.exception

@@ -453,3 +453,42 @@ def test_of_two_checkpoints_of_one_step_the_one_that_is_named_comes_back(case: C
     assert several.exit_code == 1 and "several checkpoints of step 100" in several.text
     assert invoke(case, f"{line} --identity {first[:10]}").exit_code == 0
     assert identity_of(tmp_path / "new/global_step100") == first
+
+
+# ----------------------------------------------------------------------------- what a person put there, or names
+def test_a_file_that_no_manifest_names_is_copied_and_never_pruned(case: Case, tmp_path: Path) -> None:
+    case.save(100, 200, 300, 400)
+    note = case.checkpoints / "global_step100" / "notes.txt"
+    note.write_text("before the spike")
+    (note.parent / "weights" / ".nfs0001").write_text("of the file system")
+    assert case.round().exit_code == 0
+    case.prune()
+    assert case.here() == [100, 300, 400] and "does not name notes.txt" in case.kept()[100]
+    home = case.restore(100, tmp_path / "new")
+    assert (home / "notes.txt").read_text() == "before the spike" and not (home / "weights/.nfs0001").exists()
+    assert case.round(copies=False, reading="all").exit_code == 0
+    case.damage(100, "notes.txt")
+    case.round(copies=False, reading="all")
+    assert case.copy(100).damaged == ("notes.txt",)
+    note.unlink()
+    case.prune()
+    assert case.here() == [100, 300, 400], "its copy is damaged"
+
+
+def test_a_step_is_removed_by_name_with_the_same_safety(case: Case) -> None:
+    case.card = case.card.model_copy(update={"backup": case.card.backup.model_copy(update={"keep_latest": 15})})
+    copied(case, 100, 200, 300, 400)
+    case.save(500, 600)
+    shown = invoke(case, "checkpoints remove 100 --dry-run")
+    assert shown.exit_code == 0 and 100 in case.here() and "1 to remove" in shown.text
+    done = invoke(case, "checkpoints remove 100 --yes")
+    assert done.exit_code == 0 and case.here() == [200, 300, 400, 500, 600], done
+    assert [entry["name"] for entry in case.journal("checkpoint-removed")] == ["global_step100"]
+    newest = invoke(case, "checkpoints remove 600 --yes")
+    assert newest.exit_code == 1 and "latest names it" in newest.text
+    case.drop_receipt(200)
+    if case.kind == "bucket":
+        case.round(copies=False, reading="none")
+    both = invoke(case, "checkpoints remove 200 300 --yes")
+    assert both.exit_code == 1 and case.here() == [200, 400, 500, 600]
+    assert invoke(case, "checkpoints remove 100 --yes").exit_code == 1
