@@ -88,6 +88,10 @@ class BackupSection(Section):
         le=100,
         description="one whole checkpoint is kept for each such share of the training; 0 = none",
     )
+    data: bool = Field(
+        default=False,
+        description="data sets and tokenizer of the card are copied too, and verified like checkpoints",
+    )
     logs: bool = Field(default=True, description="logs and TensorBoard events are copied too")
     interval_hours: float = Field(default=24, gt=0, le=8760, description="between two rounds of the periodic job")
     prune: bool = Field(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
-from tr11ops.backup.copying import Format, copy_checkpoint, work_bytes
+from tr11ops.backup.copying import Format, copy_checkpoint, copy_source, work_bytes
+from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
 from tr11ops.backup.due import Due, Plan, is_whole, plan_round
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
 from tr11ops.backup.log_copies import copy_logs
@@ -17,10 +18,10 @@ from tr11ops.backup.receipts import receipt_path
 from tr11ops.backup.records import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.rotation import choose, oldest
-from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, Tally
+from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Progress, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
-from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged
+from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged, Transfer
 from tr11ops.backup.turn import Turn
 from tr11ops.checkpoints.damage import note_damage
 from tr11ops.checkpoints.scan import CheckpointRow, list_rows
@@ -88,6 +89,8 @@ class ArchiveRound:
         if self._request.copies:
             self._sweep()
             self._copy_all(seen)
+            if not self._request.asked.steps and self._request.asked.kind in (None, "data"):
+                self._copy_data()
         if self._request.logs and self._card.backup.logs:
             self._copy_logs()
         if self._request.reading != "none":
@@ -147,52 +150,99 @@ class ArchiveRound:
         for step in missing:
             self._tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
         for due in plan.due:
-            if self._place.stop.is_set():
-                raise CopyStopped("stopped on request; the next round goes on from here")
+            self._place.check_stop()
             self._copy(due, seen)
 
     def _copy(self, due: Due, seen: Survey) -> None:
-        """One copy. What is wrong with its checkpoint is no reason not to make the others."""
-        card, folder = self._card, self._directory.paths.checkpoint(due.step)
+        """One copy of a checkpoint."""
+        folder = self._directory.paths.checkpoint(due.step)
         about = {"archive": self._archive.name, "address": self._archive.address, "step": due.step, "kind": due.kind}
-        self._turn.copying(due.step)
-        try:
+
+        def make(transfer: Callable[[Progress], Transfer]) -> Receipt:
             self._set_aside(due, seen)
             total = work_bytes(folder, due.step, due.kind, self._format)
             self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.mends})
-            began = time.monotonic()
             with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
-                receipt = copy_checkpoint(
-                    self._archive, folder, due.step, due.kind, run=card.run.name, variant=card.run.variant,
-                    run_id=self._run_id, transfer=self._place.transfer(progress), repair=due.mends,
-                    clock=self._place.clock, format=self._format,
+                return copy_checkpoint(
+                    self._archive, folder, due.step, due.kind, transfer=transfer(progress), repair=due.mends,
+                    format=self._format, **self._maker,
                 )  # fmt: skip
+
+        def note(error: SourceDamaged) -> None:
+            note_damage(self._directory, due.step, due.identity, error.path, "found as it was copied")
+
+        self._turn.copying(due.step)
+        try:
+            self._make(make, note, f"step {due.step} ({due.kind})", due.why, about, due.mends)
+        finally:
+            self._turn.copying(None)
+
+    def _copy_data(self) -> None:
+        """The card's data sets and tokenizer, where it asks for them."""
+        records = tuple(records_of(self._directory, self._archive).values())
+        variant = self._card.run.variant
+        for found in data_states(self._card, records, self._archive.name):
+            self._place.check_stop()
+            unit = found.unit
+            if found.state == "fault":
+                self._tally.faults.append(f"data {unit.name}: {found.why}")
+            elif found.state != "copied":
+                self._copy_unit(unit, unit.base(variant), found)
+
+    def _copy_unit(self, unit: DataUnit, base: str, found: DataState) -> None:
+        about = {"archive": self._archive.name, "address": self._archive.address, "data": unit.name, "kind": "data"}
+
+        def make(transfer: Callable[[Progress], Transfer]) -> Receipt:
+            self._journal("backup-began", "data", about)
+            with self._place.watch(f"{self._archive.name} {unit.name}", 2 * found.bytes) as progress:
+                return copy_source(
+                    self._archive, read_unit(unit), "data", base, transfer=transfer(progress),
+                    repair=found.state == "damaged", **self._maker,
+                )  # fmt: skip
+
+        self._make(make, lambda error: None, f"data {unit.name}", "data", about, found.state == "damaged")
+
+    @property
+    def _maker(self) -> dict[str, Any]:
+        """Who makes a copy, and when."""
+        run = self._card.run
+        return {"run": run.name, "variant": run.variant, "run_id": self._run_id, "clock": self._place.clock}
+
+    def _make(
+        self,
+        make: Callable[[Callable[[Progress], Transfer]], Receipt],
+        note: Callable[[SourceDamaged], None],
+        what: str,
+        why: str,
+        about: Mapping[str, object],
+        is_repair: bool,
+    ) -> None:
+        """Make one copy and put it on record. What is wrong with its source is no reason not to make the others."""
+        try:
+            began = time.monotonic()
+            receipt = make(self._place.transfer)
             self._tally.copy_seconds += time.monotonic() - began
         except CopyStopped:
             raise
         except CopyError as error:
             if isinstance(error, SourceDamaged) and error.path:
-                note_damage(self._directory, due.step, due.identity, error.path, "found as it was copied")
+                note(error)
             self._journal("backup-failed", str(error), about)
-            self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
+            self._tally.faults.append(f"{what}: {cause(error)}")
             return
         except (ArchiveError, OSError, ValueError) as error:
             self._journal("backup-failed", cause(error), about)
             is_its_own = isinstance(error, ArchiveRefused | OSError | ValueError)
             if not (is_its_own and is_well(self._archive)):
                 raise
-            self._tally.faults.append(f"step {due.step} ({due.kind}): {cause(error)}")
+            self._tally.faults.append(f"{what}: {cause(error)}")
             return
-        finally:
-            self._turn.copying(None)
         record = CopyRecord.of(receipt, self._archive.name, self._archive.address)
         write_copy(self._directory, record)
         self._tally.copied.append(record)
         said = {**about, "location": receipt.location, "bytes": receipt.bytes, "files": len(receipt.files)}
-        self._journal("backup-copied", due.why, said)
-        self._place.say(
-            f"{self._archive.name}: step {due.step} ({due.kind}) {'mended' if due.mends else 'copied'}, read back"
-        )
+        self._journal("backup-copied", why, said)
+        self._place.say(f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back")
 
     def _set_aside(self, due: Due, seen: Survey) -> None:
         """Give a receipt that cannot be read another name, so that the copy can get one again; nothing is removed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ownership import Owner
 from tr11ops.backup.receipts import list_receipts
-from tr11ops.backup.records import Kind, Receipt
+from tr11ops.backup.records import CHECKPOINT_KINDS, Kind, Receipt
 from tr11ops.backup.restore import RestoreError
 from tr11ops.run_identity import short
 from tr11ops.units import iso_time
@@ -36,7 +36,7 @@ def candidates(archive: Archive, owner: Owner | None, run: str, run_id: str, var
     Raises ArchiveError.
     """
     found = []
-    for receipt in list_receipts(archive, variant):
+    for receipt in list_receipts(archive, variant, CHECKPOINT_KINDS):
         maker = receipt.run_id or (owner.id if owner is not None and owner.run == receipt.run else "")
         is_other = bool(run_id and maker and maker != run_id)
         found.append(Candidate(receipt, maker, run in ("", receipt.run) and not is_other))

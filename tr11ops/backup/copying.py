@@ -61,15 +61,37 @@ def copy_checkpoint(
     retries last, refuses, or is full. In each case nothing new is visible as a copy, and what was sent is gone on with
     by the next call.
     """
-    source = read_source(folder, step, kind)
+    return copy_source(
+        archive, read_source(folder, step, kind), kind, location_of(kind, variant, step), run=run, variant=variant,
+        transfer=transfer, format=format, repair=repair, run_id=run_id, clock=clock,
+    )  # fmt: skip
+
+
+def copy_source(
+    archive: Archive,
+    source: Source,
+    kind: Kind,
+    base: str,
+    *,
+    run: str,
+    variant: str,
+    transfer: Transfer,
+    format: Format = "files",
+    repair: bool = False,
+    run_id: str = "",
+    clock: Callable[[], float] = now,
+) -> Receipt:
+    """Copy what `source` holds to the place `base`, or beside it where that is taken. As `copy_checkpoint`."""
     carrier = Carrier(archive, source, transfer)
-    place = _find_place(carrier.archive, source, kind, variant, format)
+    place = _find_place(carrier.archive, source, kind, base, format)
     if place.receipt is not None:
         if not repair:
             return place.receipt
         format = place.receipt.format
+        source = _as_promised(source, place.receipt)
+        carrier = Carrier(archive, source, transfer)
     blank = Receipt(
-        run=run, variant=variant, step=step, kind=kind, identity=source.identity, location=place.location,
+        run=run, variant=variant, step=source.step, kind=kind, identity=source.identity, location=place.location,
         format=format, files=(), copied=place.receipt.copied if place.receipt else 0.0, verified=0.0, host=host_name(),
         run_id=run_id,
     )  # fmt: skip
@@ -77,10 +99,22 @@ def copy_checkpoint(
         return _copy(source, carrier, place, blank, transfer.parallel, clock)
     except ArchiveRefused:
         # another copier of the same checkpoint may have been faster, and its copy have its name already
-        found = _find_place(carrier.archive, source, kind, variant, format).receipt
+        found = _find_place(carrier.archive, source, kind, base, format).receipt
         if found is None or found == place.receipt:
             raise
         return found
+
+
+def _as_promised(source: Source, receipt: Receipt) -> Source:
+    """Files of which no manifest says the digest have the receipt's: rot here does not replace a good copy."""
+    promised = {file.path: (file.bytes, file.digest) for file in receipt.files}
+    files = tuple(
+        replace(file, digest=promised[file.path][1])
+        if file.digest is None and promised.get(file.path, (None, ""))[0] == file.bytes
+        else file
+        for file in source.files
+    )
+    return replace(source, files=files)
 
 
 def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") -> int:
@@ -96,10 +130,10 @@ def items_of(source: Source, format: Format) -> tuple[Item, ...]:
     return tuple(Item(file.path, (file,), file.digest or f"{source.identity} {file.path}") for file in source.all_files)
 
 
-def _find_place(archive: Archive, source: Source, kind: Kind, variant: str, format: Format) -> _Place:
+def _find_place(archive: Archive, source: Source, kind: Kind, base: str, format: Format) -> _Place:
     suffix = TAR_SUFFIX if format == "tar" else ""
     for identity in ("", source.identity):
-        location = location_of(kind, variant, source.step, identity) + suffix
+        location = (f"{base}.{identity[:8]}" if identity else base) + suffix
         try:
             receipt = read_receipt(archive, location)
         except ValueError as error:

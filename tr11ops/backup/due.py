@@ -52,7 +52,7 @@ def plan_round(
 ) -> Plan:
     """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
     here = {row.step: row for row in rows if is_whole(row)}
-    known = [copy for copy in copies if copy.archive in archives]
+    known = [copy for copy in copies if copy.archive in archives and copy.kind != "data"]
     of_here = [copy for copy in known if copy.step not in here or copy.identity == here[copy.step].identity]
     if asked.steps:
         wanted: tuple[Wanted, ...] = tuple(_by_hand(asked, archives))

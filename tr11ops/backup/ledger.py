@@ -120,14 +120,17 @@ def damage_line(copy: CopyRecord, others: Iterable[CopyRecord], is_here: bool) -
     count = len(copy.damaged)
     files = copy.damaged[0] if count == 1 else f"{count} files, e.g. {copy.damaged[0]}"
     sound = sorted({other.archive for other in others if is_same(copy, other) and other.is_sound})
-    places = (["the run directory"] if is_here else []) + [f"the {name}" for name in sound]
+    places = (["the run directory"] if is_here and copy.kind != "data" else []) + [f"the {name}" for name in sound]
     rest = f"whole in {' and '.join(places)}" if places else "NO OTHER COPY IS KNOWN"
-    return f"{copy.archive}: step {copy.step} ({copy.kind}): {files}; {rest}"
+    if copy.kind == "data" and not places:
+        rest = "the next round repairs it from the data itself, unless that was changed"
+    return f"{copy.archive}: {copy.what}: {files}; {rest}"
 
 
 def is_same(copy: CopyRecord, other: CopyRecord) -> bool:
     """Whether another copy holds all that this one does."""
     covers = other.kind == "full" or copy.kind != "full"
+    covers = covers and (other.kind == "data") == (copy.kind == "data")
     return covers and other != copy and (other.step, other.identity) == (copy.step, copy.identity)
 
 
@@ -140,7 +143,11 @@ def summary(
     """
     addresses = {state.archive: state.address for state in states if state.address}
     known = [copy for copy in copies if addresses.get(copy.archive, copy.address) == copy.address]
-    current = [copy for copy in known if copy.is_sound and here.get(copy.step, copy.identity) == copy.identity]
+    current = [
+        copy
+        for copy in known
+        if copy.kind != "data" and copy.is_sound and here.get(copy.step, copy.identity) == copy.identity
+    ]
     successes = [state.success for state in states if state.success is not None]
     times = [*successes, *(copy.verified for copy in known)]
     if not times:
@@ -156,7 +163,9 @@ def summary(
         "message": "; ".join(faults),
         "copied": copied,
         "damaged": [
-            damage_line(copy, known, here.get(copy.step) == copy.identity) for copy in standing(known) if copy.damaged
+            damage_line(copy, known, copy.kind != "data" and here.get(copy.step) == copy.identity)
+            for copy in standing(known)
+            if copy.damaged
         ],
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, get_args
@@ -27,10 +27,10 @@ def read_receipt(archive: Archive, location: str) -> Receipt | None:
     return None if archive.look(path) is None else _read(archive, path)
 
 
-def list_receipts(archive: Archive, variant: str) -> tuple[Receipt, ...]:
-    """Receipts of all copies of a variant, by step; those that cannot be read are passed over. Raises ArchiveAway."""
+def list_receipts(archive: Archive, variant: str, kinds: Sequence[Kind] = get_args(Kind)) -> tuple[Receipt, ...]:
+    """Receipts of all copies of these kinds, by step; those that cannot be read are passed over. Raises ArchiveAway."""
     found = []
-    for kind in get_args(Kind):
+    for kind in kinds:
         folder = f"{FOLDERS[kind]}/{variant}"
         for file in archive.list(folder):
             name = file.path.removeprefix(f"{folder}/")

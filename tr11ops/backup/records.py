@@ -25,12 +25,14 @@ from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.typed_fields import typed_fields
 from trainer.contract import MANIFEST_FILE, checkpoint_name, read_bytes, read_json, write_json
 
-Kind: TypeAlias = Literal["full", "weights", "spike"]
+Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
 FOLDERS: Mapping[Kind, str] = {
     "full": "checkpoints",
     "weights": "checkpoints-weights",
     "spike": "checkpoints-spikes-weights",
+    "data": "data",
 }
+CHECKPOINT_KINDS: tuple[Kind, ...] = ("full", "weights", "spike")
 RECEIPT_SUFFIX = ".copy.json"
 SCHEMA = 1
 
@@ -93,6 +95,13 @@ class CopyRecord:
     @property
     def is_sound(self) -> bool:
         return not self.damaged
+
+    @property
+    def what(self) -> str:
+        """What it is a copy of, in words."""
+        if self.kind == "data":
+            return f"data {self.location.rpartition('/')[2]}"
+        return f"step {self.step} ({self.kind})"
 
     @classmethod
     def of(cls, receipt: Receipt, archive: str, address: str) -> CopyRecord:

@@ -16,7 +16,7 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.candidates import Candidate, candidates, chosen
 from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.receipts import TAR_SUFFIX
-from tr11ops.backup.records import FOLDERS, CopiedFile, Kind, Receipt
+from tr11ops.backup.records import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
 from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step
@@ -47,7 +47,7 @@ def restorable(
     if found is not None:
         return found
     name = checkpoint_name(step)
-    for folder in [FOLDERS[kind]] if kind is not None else FOLDERS.values():
+    for folder in [FOLDERS[kind]] if kind is not None else [FOLDERS[kind] for kind in CHECKPOINT_KINDS]:
         for location in (f"{folder}/{variant}/{name}", f"{folder}/{name}", name):
             for suffix in ("", TAR_SUFFIX):
                 plain = unreceipted(archive, location + suffix, step, variant)

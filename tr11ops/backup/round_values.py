@@ -54,10 +54,14 @@ class Place:
         archive = persist(lambda: self.open(name, self.card), self.retrying, self._wait, self.say)
         return patient(archive, self.retrying, self._wait, self.say)
 
+    def check_stop(self) -> None:
+        """Raise CopyStopped when a stop was asked for."""
+        if self.stop.is_set():
+            raise CopyStopped("stopped on request; the next round goes on from here")
+
     def _wait(self, seconds: float) -> None:
         self.stop.wait(seconds)
-        if self.stop.is_set():
-            raise CopyStopped("stopped on request")
+        self.check_stop()
 
     def transfer(self, progress: Progress) -> Transfer:
         """The card's settings, watched by `progress`."""

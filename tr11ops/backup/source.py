@@ -35,7 +35,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout."""
+    """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout.
+
+    `members`: of data sets, which have no folder of their own, the names that make it up.
+    """
 
     folder: Path
     step: int
@@ -43,6 +46,7 @@ class Source:
     files: tuple[SourceFile, ...]
     manifest: SourceFile | None
     created: float
+    members: tuple[str, ...] = ()
 
     @property
     def all_files(self) -> tuple[SourceFile, ...]:
@@ -56,6 +60,10 @@ class Source:
     def is_unchanged(self) -> bool:
         """Whether the checkpoint is still there and the same, as far as its manifest says."""
         try:
+            if self.members:
+                from tr11ops.backup.data_sets import identity_of_files
+
+                return identity_of_files(self.folder, self.members) == self.identity
             return identity_of(self.folder) == self.identity
         except OSError:
             return False

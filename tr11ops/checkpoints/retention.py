@@ -127,7 +127,7 @@ class _State:
     @classmethod
     def of(cls, catalogue: Catalogue, policy: RetentionPolicy) -> _State:
         sound = sorted(entry.step for entry in catalogue.checkpoints if entry.is_sound)
-        counting = [copy for copy in catalogue.copies if policy.has(copy)]
+        counting = [copy for copy in catalogue.copies if policy.has(copy) and copy.kind != "data"]
         return cls(catalogue, policy, sound, _wanted(catalogue, policy, sound, counting),
                    _milestones(catalogue, policy, sound, counting))  # fmt: skip
 

@@ -72,16 +72,19 @@ def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool)
     """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be read."""
     from tr11ops.backup.archive_round import plan_of, rows_of
     from tr11ops.backup.archives import archive_key, folder_fault
+    from tr11ops.backup.data_sets import data_states
     from tr11ops.backup.ledger import read_archive_state
     from tr11ops.backup.records import read_copies
     from tr11ops.backup.round_values import CARDS_ARCHIVES, Request
+    from tr11ops.report.backup_data import data_lines, data_value
     from tr11ops.report.backup_plan import lines, value, weigh
 
     directory = directory_of(card)
     names = tuple(name if name in CARDS_ARCHIVES else archive_key(name, card) for name in archives)
     try:
         rows = rows_of(directory)
-        made = plan_of(card, rows, read_copies(directory), Request(names, asked))
+        copies = read_copies(directory)
+        made = plan_of(card, rows, copies, Request(names, asked))
         states = {name: read_archive_state(directory, name) for name in names}
     except (OSError, ValueError) as error:
         raise Refusal(f"what is copied is not known: {error}", exit_code=3) from None
@@ -91,10 +94,12 @@ def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool)
         _require_here(asked.steps, rows, made)
     looks = {key: folder_fault(name, card) for key, name in zip(names, archives, strict=True)}
     faults = {key: fault for key, fault in looks.items() if fault}
+    data = {} if asked.steps else {name: data_states(card, copies, name) for name in names}
     if as_json:
-        typer.echo(json.dumps(value(card.run.name, card.run.variant, weighed, rates, faults), indent=1))
+        shown = value(card.run.name, card.run.variant, weighed, rates, faults)
+        typer.echo(json.dumps({**shown, "data": data_value(data)}, indent=1))
     else:
-        for line in lines(card.run.name, card.run.variant, weighed, rates, faults):
+        for line in (*lines(card.run.name, card.run.variant, weighed, rates, faults), *data_lines(data)):
             typer.echo(line)
     raise typer.Exit(1 if faults else 0)
 

@@ -30,7 +30,7 @@ FromOption = Annotated[
 
 
 def restore(
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    step: Annotated[int | None, typer.Argument(metavar="[STEP]", min=0)] = None,
     into: Annotated[Path | None, typer.Option("--into", metavar="DIR", help="It becomes DIR/global_stepN.")] = None,
     run: RunOption = None,
     source: FromOption = None,
@@ -43,6 +43,9 @@ def restore(
     ] = False,
     identity: Annotated[
         str | None, typer.Option("--identity", metavar="DIGITS", help="Which, where several are there: see --list.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="NAME|all", help="In place of STEP: a data set, or the tokenizer.")
     ] = None,
     latest: Annotated[
         bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
@@ -64,22 +67,34 @@ def restore(
 
       tr11 backup restore 12000 --list
 
+      tr11 backup restore --data all --into /scratch/data
+
       tr11 backup restore 12000 --from store --file manifest.json --into .
     """
+    if (step is None) == (data is None):
+        raise Refusal("restore what? Give a STEP, or --data NAME", exit_code=2)
+    if data is not None:
+        from tr11ops.cli.backup_data import list_data, restore_data
+
+        if only_list:
+            list_data(read_card(run, overrides), source, as_json)
+            return
+        restore_data(read_card(run, overrides), data, _given(into), source, dry_run, why, as_json)
+        return
+    assert step is not None
     if only_list:
         from tr11ops.cli.backup_owner import list_candidates
 
         list_candidates(read_card(run, overrides), step, source, as_json)
         return
-    if into is None:
-        raise Refusal("restore where to? Give --into DIR (or --list to see what there is)", exit_code=2)
+    into = _given(into)
     card = read_card(run, overrides)
     asked = asked_of([step], kind)
     if file is not None and latest:
         raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
-    with _told(), place_of(card, as_json) as place, closing(place.opened(name)) as archive:
+    with archive_errors(), place_of(card, as_json) as place, closing(place.opened(name)) as archive:
         found = _candidate(place, archive, step, asked.kind, identity)
         receipt = found.receipt
         if not found.is_ours and (latest or _is_ours(place, into)):
@@ -107,6 +122,12 @@ def restore(
     would = "would become" if dry_run else "is now"
     what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
     typer.echo(f"{archive.address}/{receipt.location} {what} {would} {made}")
+
+
+def _given(into: Path | None) -> Path:
+    if into is None:
+        raise Refusal("restore where to? Give --into DIR (or --list to see what there is)", exit_code=2)
+    return into
 
 
 def _is_ours(place: Place, into: Path) -> bool:
@@ -142,7 +163,7 @@ def _restored(
             else:
                 made = restore_checkpoint(archive, receipt, into, transfer)
     except CopyDamaged as error:
-        raise Refusal(f"{error}{_recorded(place, archive, receipt, error)}") from None
+        raise Refusal(f"{error}{recorded(place, archive, receipt, error)}") from None
     except AlreadyThere as error:
         _note_what_is_here(place, receipt.step, into, error.path)
         raise
@@ -174,14 +195,14 @@ def _move_latest(place: Place, into: Path, step: int, made: Path) -> None:
     from tr11ops.checkpoints.latest import LatestRefused, move_latest
     from trainer.checkpoint.resumable import ResumeNeed
 
-    need = ResumeNeed.of(place.card) if into.resolve() == place.directory.paths.checkpoints.resolve() else ResumeNeed()
+    need = ResumeNeed.of(place.card) if _is_ours(place, into) else ResumeNeed()
     try:
         move_latest(into, step, need, time.time())
     except LatestRefused as error:
         raise Refusal(f"{made} was restored, but {error}") from None
 
 
-def _recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
+def recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
     """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
     from tr11ops.backup.damage import note_damage
 
@@ -229,7 +250,7 @@ def _note_restored(place: Place, receipt: Receipt, made: Path) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def archive_errors() -> Iterator[None]:
     """Errors of archives and copies as one line, each with its exit code."""
     from tr11ops.backup.base import ArchiveAway, ArchiveError
     from tr11ops.backup.transfer import CopyError
@@ -279,7 +300,7 @@ def drill(
     if into is not None and not into.is_dir():
         raise Refusal(f"--into {into}: there is no such folder", exit_code=2)
     try:
-        with _told(), place_of(card, as_json) as place, closing(place.opened(copy.archive)) as archive:
+        with archive_errors(), place_of(card, as_json) as place, closing(place.opened(copy.archive)) as archive:
             done = run_drill(place, archive, copy, into)
     except TurnTaken as taken:
         raise Refusal(f"a drill goes on already: {taken}") from None
@@ -305,7 +326,8 @@ def _records(card: RunCard) -> tuple[CopyRecord, ...]:
 def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> str:
     found = [
         copy for copy in _records(card)
-        if copy.is_sound and copy.step == step and kind in (None, copy.kind) and copy.archive in ("store", "url")
+        if copy.is_sound and copy.kind != "data" and copy.step == step and kind in (None, copy.kind)
+        and copy.archive in ("store", "url")
         and copy.identity.startswith((identity or "").lower())
     ]  # fmt: skip
     if not found:

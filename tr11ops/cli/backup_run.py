@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
 SCHEMA = 1
-KINDS = ("full", "weights", "spike")
+KINDS = ("full", "weights", "spike", "data")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 StepsArgument = Annotated[
@@ -48,7 +48,8 @@ ArchiveOption = Annotated[
     typer.Option("--to", metavar="store|url|ADDRESS", help="Only there; an address needs STEP. May be repeated."),
 ]
 KindOption = Annotated[
-    str | None, typer.Option("--kind", metavar="full|weights|spike", help="Only such copies; with STEP: what to copy.")
+    str | None,
+    typer.Option("--kind", metavar="full|weights|spike|data", help="Only these; with STEP: what to copy."),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; for the journal.")]
 
@@ -168,6 +169,8 @@ def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
 
     if kind is not None and kind not in KINDS:
         raise Refusal(f"--kind {kind!r}: must be one of {', '.join(KINDS)}", exit_code=2)
+    if kind == "data" and steps:
+        raise Refusal("--kind data: data sets have no steps; leave STEP out", exit_code=2)
     return Asked(tuple(steps or ()), kind)  # type: ignore[arg-type]
 
 

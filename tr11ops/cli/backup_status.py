@@ -74,6 +74,7 @@ def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
 def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
     from tr11ops.backup.archive_round import plan_of, rows_of
     from tr11ops.backup.archives import folder_fault
+    from tr11ops.backup.data_sets import data_states
     from tr11ops.backup.ledger import read_archive_state, read_drill
     from tr11ops.backup.records import read_copies
     from tr11ops.backup.round_values import Request
@@ -89,5 +90,5 @@ def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
         plan = plan_of(card, rows, ours, Request((name,)))
         address = state.address if state is not None else str(getattr(card.backup, name))
         owner, fault = owner_of(directory, name, now), folder_fault(name, card)
-        views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault))
+        views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)))
     return Screen(card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days)

@@ -24,7 +24,7 @@ def lines(done: RoundResult, pruned: PruneResult | None) -> Iterator[str]:
         yield f"{tally.archive}: {'; '.join(_done(tally))}"
         for copy in tally.damaged:
             more = f" and {len(copy.damaged) - 1} more" if len(copy.damaged) > 1 else ""
-            yield f"{tally.archive}: DAMAGED: step {copy.step} ({copy.kind}): {copy.damaged[0]}{more}"
+            yield f"{tally.archive}: DAMAGED: {copy.what}: {copy.damaged[0]}{more}"
         for fault in tally.faults[:FAULTS_SHOWN]:
             yield f"{tally.archive}: FAILED: {fault}"
         if len(tally.faults) > FAULTS_SHOWN:

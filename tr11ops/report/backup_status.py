@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.backup.due import Due
 from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standing
 from tr11ops.backup.records import CopyRecord
+from tr11ops.report.backup_data import data_summary
 from tr11ops.units import duration, size
 
 if TYPE_CHECKING:
+    from tr11ops.backup.data_sets import DataState
     from tr11ops.crontab.claims import Claim
 
 SCHEMA = 1
@@ -24,7 +26,8 @@ DAY_SECONDS = 86_400.0
 class ArchiveView:
     """One archive as it is on record: `copies` of its present address alone, `owner` who copies to it right now.
 
-    `fault`: why it cannot be used as things are, if it is a folder; "" otherwise.
+    `fault`: why it cannot be used as things are, if it is a folder; "" otherwise. `data`: the card's data sets, if it
+    asks for their copies.
     """
 
     name: str
@@ -34,6 +37,7 @@ class ArchiveView:
     due: tuple[Due, ...]
     owner: Claim | None
     fault: str = ""
+    data: tuple[DataState, ...] = ()
 
     @property
     def sound(self) -> tuple[CopyRecord, ...]:
@@ -98,6 +102,9 @@ def _rows(view: ArchiveView, screen: Screen) -> Iterator[tuple[str, str]]:
     if len(view.damaged) > DAMAGED_SHOWN:
         yield "", f"and {len(view.damaged) - DAMAGED_SHOWN} damaged copies more"
     yield "due", _due(view.due)
+    if view.data:
+        yield "data", data_summary(view.data)
+        yield from (("", f"{one.unit.name}: CANNOT BE COPIED: {one.why}") for one in view.data if one.state == "fault")
     if view.owner is not None:
         step = view.owner.data.get("step")
         yield "at work", f"{view.owner}" + (f", step {step}" if step is not None else "")

@@ -98,6 +98,12 @@ class Case(Rounds):
         else:
             flip(self.far(step, path), 0)
 
+    def damage_data(self, unit: str, name: str) -> None:
+        """One flipped bit in a file of a data set's copy."""
+        path = next(path for path in self._names() if path.endswith(f"data/main/{unit}/{name}"))
+        content = self._content(path)
+        self._replace(path, bytes([content[0] ^ 1]) + content[1:])
+
     def drop(self, step: int, path: str) -> None:
         """A file of the step's copy goes; of a tar, all of it."""
         if self.bucket is not None:

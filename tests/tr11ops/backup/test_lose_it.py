@@ -492,3 +492,68 @@ def test_a_step_is_removed_by_name_with_the_same_safety(case: Case) -> None:
     both = invoke(case, "checkpoints remove 200 300 --yes")
     assert both.exit_code == 1 and case.here() == [200, 400, 500, 600]
     assert invoke(case, "checkpoints remove 100 --yes").exit_code == 1
+
+
+# ----------------------------------------------------------------------------- data sets and the tokenizer
+def with_data(case: Case) -> Path:
+    """The card names a data set and a tokenizer, and wants them copied."""
+    folder = case.folder / "data"
+    (folder / "tokenizer").mkdir(parents=True)
+    for name in ("oscar_text_document.bin", "oscar_text_document.idx", "tokenizer/tokenizer.json"):
+        (folder / name).write_bytes(name.encode() * 100)
+    card = case.card
+    case.card = card.model_copy(
+        update={
+            "backup": card.backup.model_copy(update={"data": True}),
+            "data": card.data.model_copy(update={"prefixes": [f"{folder}/oscar_text_document"]}),
+            "tokenizer": card.tokenizer.model_copy(update={"path": f"{folder}/tokenizer"}),
+        }
+    )
+    return folder
+
+
+def test_data_sets_and_tokenizer_are_copied_verified_and_restored(case: Case, tmp_path: Path) -> None:
+    folder = with_data(case)
+    plan = invoke(case, "plan")
+    assert plan.exit_code == 0 and f"{case.archive}: data: 0 of 2 copied (0 B); due: oscar_text" in plan.text
+    case.save(100)
+    done = case.round()
+    assert done.exit_code == 0 and sorted(copy.what for copy in done.tallies[0].copied) == [
+        "data oscar_text_document", "data tokenizer", "step 100 (full)",
+    ]  # fmt: skip
+    assert "2 of 2 copied" in invoke(case, "status").text and not case.round().tallies[0].copied
+    assert "7 files read again" in invoke(case, "verify").text
+    listed = invoke(case, f"restore --data all --list --from {case.archive}")
+    assert "oscar_text_document" in listed.text and "tokenizer" in listed.text
+    assert invoke(case, f"restore --data all --into {tmp_path / 'back'} --from {case.archive}").exit_code == 0
+    for name in ("oscar_text_document.bin", "oscar_text_document.idx", "tokenizer/tokenizer.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+    assert [step for step, _ in case.copied(case.archive)] == [0, 0, 100] and case.status()["step"] == 100
+
+
+def test_data_that_rots_in_an_archive_is_found_and_repaired_but_not_by_rot(case: Case) -> None:
+    folder = with_data(case)
+    assert case.round().exit_code == 0
+    case.damage_data("oscar_text_document", "oscar_text_document.bin")
+    verified = invoke(case, "verify")
+    assert verified.exit_code == 1 and "DAMAGED: data oscar_text_document: oscar_text_document.bin" in verified.text
+    assert "damaged: oscar_text_document" in invoke(case, "status").text
+    flip(folder / "oscar_text_document.bin", 7)  # of the same size and time: rot here as well
+    done = case.round()
+    assert done.exit_code == 1 and "data oscar_text_document" in done.tallies[0].faults[0]
+    flip(folder / "oscar_text_document.bin", 7)
+    assert case.round().exit_code == 0 and invoke(case, "verify").exit_code == 0
+
+
+def test_data_that_was_made_again_is_copied_beside_the_old(case: Case) -> None:
+    folder = with_data(case)
+    assert case.round().exit_code == 0
+    (folder / "oscar_text_document.bin").write_bytes(b"other")
+    done = case.round()
+    assert [copy.what for copy in done.tallies[0].copied] == [
+        f"data oscar_text_document.{done.tallies[0].copied[0].identity[:8]}"
+    ]
+    (folder / "oscar_text_document.idx").unlink()
+    done = case.round()
+    assert done.exit_code == 1 and "oscar_text_document.idx is not a file" in done.tallies[0].faults[0]
+    assert len(case.copied(case.archive)) == 3, "nothing that was copied is given up"

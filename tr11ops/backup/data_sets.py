@@ -1,0 +1,137 @@
+"""The run's data sets and its tokenizer as things to copy: what a training cannot be repeated or gone on with without.
+
+    ARCHIVE/data/VARIANT/NAME/...            the files of one data set (NAME.bin, NAME.idx), of the tokenizer, of a list
+    ARCHIVE/data/VARIANT/NAME.copy.json      its receipt; files that were changed since are copied beside it
+
+No manifest says what they shall be: names, sizes and times tell one state of them from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tr11ops.backup.base import Archive, is_unfinished
+from tr11ops.backup.receipts import list_receipts
+from tr11ops.backup.records import FOLDERS, CopyRecord, Receipt
+from tr11ops.backup.source import Source, SourceFile
+from tr11ops.backup.transfer import CopyError
+from tr11ops.launch.datasets import prefixes_of
+from trainer.contract import now
+
+if TYPE_CHECKING:
+    from tr11ops.runcard import RunCard
+
+SUFFIXES = (".bin", ".idx")
+
+
+@dataclass(frozen=True)
+class DataUnit:
+    """One data set, the tokenizer, or a list of data sets: `files` below `folder`."""
+
+    name: str
+    folder: Path
+    files: tuple[str, ...]
+
+    def base(self, variant: str) -> str:
+        """Where its copy lies."""
+        return f"{FOLDERS['data']}/{variant}/{self.name}"
+
+
+@dataclass(frozen=True)
+class DataState:
+    """How one of them stands at one archive. `why`: of a fault, what it is."""
+
+    unit: DataUnit
+    state: Literal["copied", "due", "damaged", "fault"]
+    bytes: int = 0
+    why: str = ""
+
+
+def units_of(card: RunCard) -> tuple[DataUnit, ...]:
+    """Everything that the card names and that is here or should be; a tokenizer on the hub is not."""
+    if not card.backup.data:
+        return ()
+    prefixes = [Path(prefix).expanduser().absolute() for prefix in prefixes_of(card.data)]
+    names = Counter(prefix.name for prefix in prefixes)
+    units = [
+        DataUnit(
+            prefix.name if names[prefix.name] == 1 else f"{prefix.name}-{_digest([str(prefix)])[:8]}",
+            prefix.parent, tuple(f"{prefix.name}{suffix}" for suffix in SUFFIXES),
+        )
+        for prefix in prefixes
+    ]  # fmt: skip
+    lists = (card.data.train_groups_file, card.data.valid_groups_file, card.data.test_groups_file)
+    singles = [card.tokenizer.vocabulary_file, card.tokenizer.merges_file, *lists]
+    for path in (Path(single).expanduser().absolute() for single in dict.fromkeys(singles) if single is not None):
+        units.append(DataUnit(f"file-{path.name}", path.parent, (path.name,)))
+    folder = Path(card.tokenizer.path).expanduser().absolute() if card.tokenizer.path else None
+    if folder is not None and folder.is_dir():
+        files = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        units.append(DataUnit("tokenizer", folder, tuple(files)))
+    return tuple(units)
+
+
+def read_unit(unit: DataUnit) -> Source:
+    """What a copy of it holds. Raises CopyError when a file is not there or has an odd name."""
+    files = []
+    for name in unit.files:
+        path = unit.folder / name
+        if not name.isprintable() or is_unfinished(name) or "\\" in name:
+            raise CopyError(f"{unit.folder} holds {name!a}, a name that no archive takes; give it another name")
+        try:
+            if not path.is_file():
+                raise CopyError(f"{path} is not a file")
+            files.append(SourceFile(name, path.stat().st_size, None))
+        except OSError as error:
+            raise CopyError(f"{path}: {error.strerror or error}") from None
+    if not files:
+        raise CopyError(f"{unit.folder} holds no file of {unit.name}")
+    return Source(unit.folder, 0, identity_of_files(unit.folder, unit.files), tuple(files), None, now(), unit.files)
+
+
+def identity_of_files(folder: Path, files: Iterable[str]) -> str:
+    """What tells these files from what they were before. Raises OSError."""
+    facts = [(name, (folder / name).stat()) for name in files]
+    return _digest(f"{name}\0{fact.st_size}\0{fact.st_mtime_ns}" for name, fact in facts)
+
+
+def state_of(unit: DataUnit, copies: Iterable[CopyRecord], archive: str, variant: str) -> DataState:
+    """How it stands at an archive, by what is on record."""
+    try:
+        source = read_unit(unit)
+    except CopyError as error:
+        return DataState(unit, "fault", why=str(error))
+    made = [copy for copy in copies if copy.archive == archive and is_copy_of(copy, unit, variant)]
+    same = [copy for copy in made if copy.identity == source.identity]
+    if any(copy.is_sound for copy in same):
+        return DataState(unit, "copied", source.bytes)
+    return DataState(unit, "damaged" if same else "due", source.bytes)
+
+
+def is_copy_of(copy: CopyRecord, unit: DataUnit, variant: str) -> bool:
+    """Whether a copy is of this one, as it is now or was."""
+    base = unit.base(variant)
+    return copy.kind == "data" and copy.location in (base, f"{base}.{copy.identity[:8]}")
+
+
+def data_states(card: RunCard, copies: Iterable[CopyRecord], archive: str) -> tuple[DataState, ...]:
+    """All of the card's at one archive; none where the card does not ask for them. Raises OSError."""
+    listed = list(copies)
+    return tuple(state_of(unit, listed, archive, card.run.variant) for unit in units_of(card))
+
+
+def newest_copies(archive: Archive, variant: str) -> dict[str, Receipt]:
+    """The newest copy of each data set that an archive has, by its name. Raises ArchiveError."""
+    found: dict[str, Receipt] = {}
+    for receipt in sorted(list_receipts(archive, variant, ("data",)), key=lambda receipt: receipt.copied):
+        found[receipt.location.rpartition("/")[2].removesuffix(f".{receipt.identity[:8]}")] = receipt
+    return found
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

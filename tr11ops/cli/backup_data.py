@@ -1,0 +1,103 @@
+"""`tr11 backup restore --data`: data sets and the tokenizer back to a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tr11ops.cli.backup_restore import archive_errors, recorded
+from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.common import Refusal
+
+if TYPE_CHECKING:
+    from tr11ops.backup.base import Archive
+    from tr11ops.backup.records import Receipt
+    from tr11ops.backup.round_values import Place
+    from tr11ops.runcard import RunCard
+
+SCHEMA = 1
+ALL = "all"
+
+
+def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
+    """Print the newest copy of each data set in the archives that are meant."""
+    from tr11ops.backup.data_sets import newest_copies
+    from tr11ops.units import iso_time, size
+
+    found: dict[str, Mapping[str, Receipt]] = {}
+    with archive_errors(), place_of(card, as_json) as place:
+        for name in _archives(card, source):
+            with closing(place.opened(name)) as archive:
+                found[name] = newest_copies(archive, card.run.variant)
+    if as_json:
+        value = {
+            archive: [
+                {"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in sorted(units.items())
+            ]
+            for archive, units in found.items()
+        }
+        typer.echo(json.dumps({"schema": SCHEMA, "data": value}, indent=1))
+        return
+    for archive_name, units in found.items():
+        if not units:
+            typer.echo(f"{archive_name}: no data set")
+        for unit, made in sorted(units.items()):
+            typer.echo(f"{archive_name}: {unit}: {size(made.bytes)}, copied {iso_time(made.copied)}")
+
+
+def restore_data(
+    card: RunCard, name: str, into: Path, source: str | None, dry_run: bool, why: str, as_json: bool
+) -> None:
+    """Bring a data set back, or "all", from the first archive that has it: every digest is compared, nothing replaced.
+
+    The tokenizer becomes a folder of that name in `into`. Raises Refusal.
+    """
+    from tr11ops.backup.data_sets import newest_copies
+    from tr11ops.units import size
+
+    archives = _archives(card, source)
+    with archive_errors(), place_of(card, as_json) as place:
+        there: set[str] = set()
+        for key in archives:
+            with closing(place.opened(key)) as archive:
+                found = newest_copies(archive, card.run.variant)
+                there |= found.keys()
+                wanted = sorted(found) if name == ALL else [name] if name in found else []
+                for unit in wanted:
+                    target = into / unit if unit == "tokenizer" else into
+                    if not dry_run:
+                        _restore(place, archive, unit, found[unit], target, why)
+                    if not as_json:
+                        would = "would come" if dry_run else "is restored"
+                        typer.echo(f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}")
+            if wanted:
+                break
+        else:
+            raise Refusal(
+                f"no copy of data {name!r} in {' or '.join(archives)}; there is {', '.join(sorted(there)) or 'none'}"
+            )
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": wanted}, indent=1))
+
+
+def _restore(place: Place, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
+    from tr11ops.backup.restore import CopyDamaged, restore_file
+
+    with place.watch(f"restore {unit}", receipt.bytes) as progress:
+        for file in receipt.files:
+            try:
+                restore_file(archive, receipt, file.path, target, place.transfer(progress))
+            except CopyDamaged as error:
+                raise Refusal(f"{error}{recorded(place, archive, receipt, error)}") from None
+    if place.directory.exists:
+        said = {"archive": archive.name, "data": unit, "location": receipt.location, "into": str(target)}
+        place.journal.write("restored", why, said)
+
+
+def _archives(card: RunCard, source: str | None) -> Sequence[str]:
+    return require_archives(card, [source] if source else None, [0], "--from")
