@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,8 @@ from tr11ops.backup.ledger import after_round, keep_summary, last_state, standin
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
 from tr11ops.backup.receipts import receipt_path
-from tr11ops.backup.records import CopyRecord, Kind, Receipt, location_of, write_copy
-from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
-from tr11ops.backup.rotation import choose, oldest
+from tr11ops.backup.records import CopyRecord, Receipt, location_of, write_copy
+from tr11ops.backup.round_reading import RoundReading
 from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Progress, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
@@ -63,8 +62,7 @@ class ArchiveRound:
         self._place, self._request, self._archive = place, request, archive
         self._turn, self._tally = turn, tally
         self._directory, self._card = place.directory, place.card
-        self._read_round: float | None = None
-        self._unread: float | None = None
+        self._reading = RoundReading(place, request, archive, tally, self._journal, self._journal_damage)
         self._run_id = ""
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
@@ -94,7 +92,8 @@ class ArchiveRound:
         if self._request.logs and self._card.backup.logs:
             self._copy_logs()
         if self._request.reading != "none":
-            self._read_again(seen)
+            records = records_of(self._directory, self._archive)
+            self._reading.run(records, {at: receipt for at, receipt in seen.receipts.items() if at in records})
 
     def _adopt(self, seen: Survey) -> None:
         """Give an archive that is older than ids this run's, once something in it proves to be this run's."""
@@ -118,10 +117,7 @@ class ArchiveRound:
         )
         if self._tally.copied and self._tally.copy_seconds > 0:
             after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
-        if self._read_round is not None:
-            after = replace(after, reread_round=self._read_round)
-        if self._unread is not None:
-            after = replace(after, unread=self._unread)
+        after = self._reading.noted(after)
         if self._listed is not None:
             after = replace(after, listed=self._listed[0], unseen=self._listed[1])
         write_archive_state(self._directory, after)
@@ -258,79 +254,6 @@ class ArchiveRound:
             done = copy_logs(self._directory, self._archive, self._place.transfer(progress))
         self._tally.logs = done.files
         self._tally.faults.extend(done.faults)
-
-    # ------------------------------------------------------------------ reading again
-    def _read_again(self, seen: Survey) -> None:
-        records, now = records_of(self._directory, self._archive), self._place.clock()
-        book = ReadBook(self._directory, self._archive.name, self._place.clock)
-        receipts = {place: receipt for place, receipt in seen.receipts.items() if place in records}
-        pieces = self._chosen(book, records, receipts, now)
-        if pieces:
-            try:
-                self._read(book, records, receipts, pieces)
-            finally:
-                self._keep_read(book, records, receipts)
-        if not self._request.asked.steps:
-            self._read_round = now
-        waits = oldest(
-            (file for place, receipt in receipts.items() for file in book.stored(records[place], receipt)), now
-        )
-        self._unread = None if waits is None else now - waits
-        if pieces:
-            said = {"archive": self._archive.name, "files": len(pieces), "bytes": total_bytes(pieces)}
-            faulty = any(records[piece.receipt.location].damaged for piece in pieces)
-            self._journal("reread", "some are damaged" if faulty else "all as they were copied", said)
-
-    def _keep_read(
-        self, book: ReadBook, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
-    ) -> None:
-        for record, faults in book.keep(records, receipts):
-            self._journal_damage(record, faults)
-
-    def _read(
-        self,
-        book: ReadBook,
-        records: MutableMapping[str, CopyRecord],
-        receipts: Mapping[str, Receipt],
-        pieces: Sequence[Piece],
-    ) -> None:
-        with self._place.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
-
-            def tell(piece: Piece, fault: str) -> None:
-                book.note(piece, fault)
-                if book.is_old():  # a kill in the middle of terabytes loses little
-                    self._keep_read(book, records, receipts)
-                self._tally.reread_files += 1
-                self._tally.read_steps.add(piece.receipt.step)
-                self._tally.reread_bytes += piece.file.bytes
-                if fault:
-                    progress.say(f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}")
-
-            read_pieces(self._archive, pieces, self._place.transfer(progress), tell)
-
-    def _chosen(
-        self, book: ReadBook, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
-    ) -> list[Piece]:
-        steps = set(self._request.asked.steps)
-        kind: Kind | None = self._request.asked.kind
-        chosen = {
-            place: receipt for place, receipt in receipts.items()
-            if (not steps or receipt.step in steps) and kind in (None, receipt.kind)
-        }  # fmt: skip
-        if self._request.reading == "all":
-            return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
-        by_name = {(place, file.path): file for place, receipt in chosen.items() for file in receipt.files}
-        # what was found damaged is looked at in each round: it may have been mended by hand
-        doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
-        state = last_state(self._directory, self._archive.name)
-        stored = [file for place, receipt in chosen.items() for file in book.stored(records[place], receipt)]
-        backup = self._card.backup
-        turn = choose(
-            [file for file in stored if (file.location, file.path) not in doubted], now,
-            None if state is None else state.reread_round, backup.reread_days, backup.interval_hours * 3600,
-        )  # fmt: skip
-        names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
-        return [Piece(chosen[place], by_name[place, path]) for place, path in names]
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
