@@ -55,16 +55,22 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
 
 
 def _table(found: list[tuple[str, Candidate]]) -> None:
-    from tr11ops.units import iso_time, size
+    from tr11ops.units import size
 
-    typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED':<22}RUN")
+    typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN")
     for archive, one in sorted(found, key=lambda entry: (entry[1].receipt.identity, entry[0])):
         receipt = one.receipt
         whose = "this run" if one.is_ours else f"another: {one.run_id[:8] or receipt.run}"
         typer.echo(
             f"{receipt.identity[:8]:<10}{receipt.kind:<9}{archive[:8]:<9}{size(receipt.bytes):>10}  "
-            f"{iso_time(receipt.copied) or '-':<22}{whose}"
+            f"{_day(receipt.copied):<18}{whose}"
         )
+
+
+def _day(moment: float) -> str:
+    from tr11ops.units import iso_time
+
+    return (iso_time(moment) or "-")[:16].replace("T", " ")
 
 
 def _value(archive: str, one: Candidate) -> dict[str, object]:
@@ -152,9 +158,6 @@ def _require_adoptable(place: Place, archive: Archive, owner: Owner, ours: str) 
 
 def _show(place: Place, archive: Archive) -> None:
     from tr11ops.backup.receipts import list_receipts
-    from tr11ops.units import iso_time
 
     for receipt in list_receipts(archive, place.card.run.variant):
-        typer.echo(
-            f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {iso_time(receipt.copied)}"
-        )
+        typer.echo(f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}")

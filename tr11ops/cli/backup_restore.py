@@ -213,7 +213,7 @@ def recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamage
         is_noted = note_damage(place.directory, place.journal, archive, receipt, faults, "found by a restore")
     except (OSError, ValueError) as failure:
         return f"; it could not be put on record: {failure}"
-    return "; it is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
+    return "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
 
 
 def _note_what_is_here(place: Place, step: int, into: Path, path: str) -> None:

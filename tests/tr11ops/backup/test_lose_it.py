@@ -140,7 +140,7 @@ def test_rot_that_a_restore_finds_is_repaired_by_the_next_round(case: Case, tmp_
     copied(case, 100)
     case.damage(100, "optimizer/b")
     result = invoke(case, f"restore 100 --into {tmp_path / 'new'}")
-    assert result.exit_code == 1 and "it is on record, and tr11 backup run repairs it" in result.text
+    assert result.exit_code == 1 and "the damage is on record, and tr11 backup run repairs it" in result.text
     assert case.copy(100).damaged == ("optimizer/b",) and not (tmp_path / "new" / "global_step100").exists()
     assert case.status()["damaged"] and case.journal("backup-damaged")
     assert [copy.step for copy in case.round().tallies[0].copied] == [100]
