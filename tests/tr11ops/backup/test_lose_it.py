@@ -5,6 +5,7 @@ Add a scenario as a test that takes `case`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import Counter
@@ -17,7 +18,7 @@ import pytest
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.lose_it import KINDS, Case, invoke
-from tests.tr11ops.backup.round_cases import DAY, flip, in_memory
+from tests.tr11ops.backup.round_cases import CARD, DAY, flip, in_memory
 from tr11ops.backup import overlap as overlapping
 from tr11ops.backup.base import ArchiveAway, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
@@ -26,6 +27,8 @@ from tr11ops.backup.records import identity_of
 from tr11ops.launch.archives import archive_checks, look_at_archives
 from tr11ops.launch.check import Level
 from tr11ops.run_identity import run_id
+from tr11ops.runcard import load_card
+from trainer.config_base import CardError
 from trainer.contract import Manifest, manifest_faults
 
 
@@ -557,3 +560,19 @@ def test_data_that_was_made_again_is_copied_beside_the_old(case: Case) -> None:
     done = case.round()
     assert done.exit_code == 1 and "oscar_text_document.idx is not a file" in done.tallies[0].faults[0]
     assert len(case.copied(case.archive)) == 3, "nothing that was copied is given up"
+
+
+# ----------------------------------------------------------------------------- what a card may hold
+@pytest.mark.parametrize(
+    "value",
+    [
+        "DefaultEndpointsProtocol=https;AccountName=x;AccountKey=c2VjcmV0c2VjcmV0",
+        "Authorization: Bearer abcdef123456",
+        "SharedAccessSignature=sv123",
+    ],
+)
+def test_a_secret_in_an_option_is_refused_and_not_repeated(tmp_path: Path, value: str) -> None:
+    with pytest.raises(CardError) as refusal:
+        load_card(CARD, (f"backup.options.connection={json.dumps(value)}",), {}, directory=tmp_path)
+    assert "is shared with others" in str(refusal.value) and value not in str(refusal.value)
+    assert load_card(CARD, ('backup.options.endpoint_url="http://host:4443"',), {}, directory=tmp_path).backup.options
