@@ -211,10 +211,9 @@ def _needed(entry: Checkpoint, state: _State) -> tuple[str, str] | None:
 
 def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
     """Whether what it is cannot be told well enough to remove it."""
-    if entry.is_link:
-        return "unclear", "it is a link: remove it by hand"
-    if entry.is_discarded:
-        return "unclear", "a roll-back discarded it: the next start sets it aside"
+    if entry.is_link or entry.is_discarded:
+        discarded = "a roll-back discarded it: the next start sets it aside"
+        return "unclear", "it is a link: remove it by hand" if entry.is_link else discarded
     if entry.manifest == "unreadable" or not entry.identity or entry.changed is None:
         return "unclear", entry.faults[0] if entry.faults else "not all of it can be seen"
     if entry.is_foreign:
