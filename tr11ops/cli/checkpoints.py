@@ -6,8 +6,6 @@ What stays is in `tr11ops.cli.checkpoints_keep`, what goes in `checkpoints_prune
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
 from tr11ops.cli.checkpoints_prune import prune, remove
 from tr11ops.cli.checkpoints_verify import verify
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
+from tr11ops.cli.trainer_child import run_trainer_module
 from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 
 if TYPE_CHECKING:
@@ -36,17 +35,8 @@ Step = Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `lat
 
 
 def run_trainer_checkpoint(arguments: list[str]) -> int:
-    """Run `python -m trainer.checkpoint` with this process's terminal; returns its exit code.
-
-    An interrupt from the keyboard reaches the child too, which cleans up; this process waits for it.
-    """
-    child = subprocess.Popen([sys.executable, "-m", "trainer.checkpoint", *arguments])
-    while True:
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            continue
-        return code if code >= 0 else 1
+    """Run `python -m trainer.checkpoint` with this process's terminal; returns its exit code."""
+    return run_trainer_module("trainer.checkpoint", arguments)
 
 
 def resolve_step(card: RunCard, text: str) -> Path:

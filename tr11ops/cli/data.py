@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tr11ops.cli.common import RunOption, SetOption, read_card
+from tr11ops.cli.trainer_child import run_trainer_module
 
 app = typer.Typer(
     name="data",
@@ -19,7 +18,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
-Force = Annotated[bool, typer.Option("--force", help="Make it again even when it is up to date.")]
+Force = Annotated[bool, typer.Option("--force", help="Also where it is up to date, or this command did not make it.")]
 JsonKey = Annotated[str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")]
 TokenizerType = Annotated[
     str, typer.Option(metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower.")
@@ -30,17 +29,8 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores i
 
 
 def run_trainer_data(arguments: list[str]) -> int:
-    """Run `python -m trainer.data` with this process's terminal; returns its exit code.
-
-    An interrupt from the keyboard reaches the child too, which cleans up; this process waits for it.
-    """
-    child = subprocess.Popen([sys.executable, "-m", "trainer.data", *arguments])
-    while True:
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            continue
-        return code if code >= 0 else 1
+    """Run `python -m trainer.data` with this process's terminal; returns its exit code."""
+    return run_trainer_module("trainer.data", arguments)
 
 
 def _finish(arguments: list[str]) -> None:
@@ -154,13 +144,16 @@ def _tokenizer(path: Path | None, kind: str, vocabulary: Path | None, merges: Pa
 def merge(
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs to join, in this order.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")],
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Join indexed pairs of one token type into one.
 
     Example: tr11 data merge data/part0_text_document data/part1_text_document --output-prefix data/all_text_document
     """
-    _finish(["merge", "--output-prefix", output_prefix, *_flag("--json", json), "--", *prefixes])
+    _finish(
+        ["merge", "--output-prefix", output_prefix, *_flag("--force", force), *_flag("--json", json), "--", *prefixes]
+    )
 
 
 @app.command()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from trainer.data import commands_look, commands_make
 from trainer.data.command_line import UsageError
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage; a refusal is one line on stderr."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     options = build_parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
         result = options.run(options)
         shown = json.dumps(result, ensure_ascii=False) if options.json else options.sentence(result)
@@ -53,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
         return EXIT_NEEDS_PERSON
     return EXIT_FINE
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End as an interrupt from the keyboard does: workers are ended, and nothing is left half-written."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("prefixes", nargs="+", metavar="PREFIX")
     command.add_argument("--output-prefix", required=True)
+    command.add_argument("--force", action="store_true")
 
     command = commands.add_parser("index", help="build the index maps of a training beforehand")
     command.set_defaults(run=make_index, sentence=_index_sentence)
@@ -158,6 +159,7 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
                 options.out,
                 extra_special_tokens=options.special_token,
                 request=request,
+                force=options.force,
                 on_learning=lambda: bar.update(task, description="learning"),
             )
             bar.update(task, description="tokenizer")
@@ -226,7 +228,7 @@ def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
     total = sum(IndexedDataset(prefix).bytes for prefix in options.prefixes)
     with progress_bar() as bar:
         task = bar.add_task("merging", total=total)
-        tokens = merge(options.prefixes, options.output_prefix, lambda count: bar.advance(task, count))
+        tokens = merge(options.prefixes, options.output_prefix, lambda count: bar.advance(task, count), options.force)
     return {"prefix": options.output_prefix, "tokens": tokens, "inputs": len(options.prefixes)}
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import write_json
 from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 
 DEFAULT_MIN_BYTES = 20_000_000
 RECIPE_REVISION = 1  # raised by one whenever the choice or the cutting of texts changes
@@ -149,8 +149,10 @@ def build_corpus(
     """Write `output`, one JSON object `{"text", "source"}` a line, with at least `min_bytes` of UTF-8 text.
 
     Deterministic for one installation; written whole or not at all. A complete corpus of the same recipe is kept unless
-    `force`. `on_bytes` hears of the text gathered. Holds the text in memory (about `min_bytes`).
-    Raises DataError when the installation carries less than `min_bytes`, or the file cannot be written.
+    `force`, and a file that this function did not make is replaced with `force` alone. `on_bytes` hears of the text
+    gathered. Holds the text in memory (about `min_bytes`).
+    Raises DataError when the installation carries less than `min_bytes`, another file is there, or the file cannot be
+    written.
     """
     if min_bytes < 1:
         raise DataError(f"a corpus of at least {min_bytes} bytes was asked; ask for at least 1")
@@ -158,6 +160,8 @@ def build_corpus(
     done = None if force else _complete(output, request)
     if done is not None:
         return done
+    record = _record_path(output)
+    check_replaceable([output], record, lambda report: output.stat().st_size == report["file_bytes"], force)
     chosen: dict[bytes, Document] = {}
     origins: dict[str, int] = {}
     gathered = duplicates = unreadable = 0
@@ -186,12 +190,13 @@ def build_corpus(
             f"this Python installation carries {gathered} bytes of text, {min_bytes} were asked; use"
             f" --min-bytes {gathered} or an installation with the standard library's sources"
         )
-    _write_lines(output, [chosen[digest] for digest in sorted(chosen)])
+    begin_record(record, request)
+    with recorded(record, [output]):
+        _write_lines(output, [chosen[digest] for digest in sorted(chosen)])
     report = CorpusReport(
         str(output), len(chosen), gathered, output.stat().st_size, dict(sorted(origins.items())), duplicates, unreadable
     )
-    with explain_os_errors("writing", _record_path(output)):
-        write_json(_record_path(output), {"request": request, "report": vars(report)})
+    end_record(record, request, vars(report))
     return report
 
 

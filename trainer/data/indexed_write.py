@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import HEADER, MAGIC, VERSION, IndexedDataset, bin_path, idx_path, type_code
+from trainer.data.made import begin_record, check_pair, end_record, pair_record, recorded_pair
 
 COPY_BYTES = 8 << 20
 # Some shared file systems are mounted without locks; there, two writers of one prefix are not told apart.
@@ -146,22 +147,34 @@ class IndexedWriter:
             raise
 
 
-def merge(prefixes: Sequence[Path | str], output: Path | str, on_bytes: Callable[[int], None] = lambda n: None) -> int:
-    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before any writing."""
+def merge(
+    prefixes: Sequence[Path | str],
+    output: Path | str,
+    on_bytes: Callable[[int], None] = lambda n: None,
+    force: bool = False,
+) -> int:
+    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before any writing.
+
+    A pair at `output` that neither this function nor `preprocess` made is replaced with `force` alone (DataError).
+    """
     if not prefixes:
         raise DataError("nothing to merge: name at least one prefix")
     if Path(output) in {Path(prefix) for prefix in prefixes}:
         raise DataError(f"{output} is both an input and the output of the merge; choose another output prefix")
     sources = [IndexedDataset(prefix) for prefix in prefixes]
+    check_pair(output, force)
     with explain_os_errors("looking for space in", Path(output).parent):
         Path(output).parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(Path(output).parent).free
     needed = sum(source.bytes for source in sources)
     if free < needed:
         raise DataError(f"{output} needs {needed} bytes and the disk has {free}; free space or choose another folder")
-    with IndexedWriter(output, sources[0].dtype) as writer:
+    request = {"merged": [str(prefix) for prefix in prefixes]}
+    with recorded_pair(output), IndexedWriter(output, sources[0].dtype) as writer:
         for source in sources:
             writer.add_pair(source, on_bytes)
+        begin_record(pair_record(output), request)
+    end_record(pair_record(output), request, {"tokens": writer.token_count, "dtype": str(writer.dtype)})
     return writer.token_count
 
 

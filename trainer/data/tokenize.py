@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.contract import write_json
 from trainer.data.errors import DataError, explain_os_errors
-from trainer.data.indexed import bin_path, dtype_for_vocabulary, pair_exists
+from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.lines import PIECE_BYTES, Piece, read_pieces, text_of
+from trainer.data.made import begin_record, check_pair, end_record, pair_is_unchanged, pair_record, recorded_pair
 from trainer.data.pool import map_in_order
 from trainer.data.sentences import split_sentences
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
@@ -147,7 +147,8 @@ def preprocess(
     """Tokenize a file of JSON lines into an indexed pair; documents keep the order of the lines.
 
     The pair appears whole or not at all; one that is up to date with input, tokenizer and options is kept unless
-    `force`. `on_progress` hears, after each piece, of its bytes of input, documents and tokens.
+    `force`, and one that this function did not make is replaced with `force` alone. `on_progress` hears, after each
+    piece, of its bytes of input, documents and tokens.
     Raises DataError: input or tokenizer absent, a faulty line (unless they are to be skipped), nothing to write,
     a worker that was killed, another writer of the same prefix, no space.
     """
@@ -161,6 +162,7 @@ def preprocess(
         done = None if force else _up_to_date(request, described)
         if done is not None:
             return done
+        check_pair(request.prefix, force)
         started = time.monotonic()
         empty = bad = size = 0
         shown: list[str] = []
@@ -173,7 +175,7 @@ def preprocess(
             doing=f"tokenizing {request.input}",
         )
         dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
-        with closing(pieces), IndexedWriter(request.prefix, dtype) as writer:
+        with closing(pieces), recorded_pair(request.prefix), IndexedWriter(request.prefix, dtype) as writer:
             for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
                     raise DataError(
@@ -188,6 +190,8 @@ def preprocess(
                 on_progress(
                     encoded.input_bytes, len(encoded.document_ends), len(encoded.tokens) // writer.dtype.itemsize
                 )
+            if writer.token_count:  # else nothing appears
+                begin_record(pair_record(request.prefix), described)
     seconds = time.monotonic() - started
     report = PreprocessReport(
         prefix=request.prefix,
@@ -203,14 +207,8 @@ def preprocess(
         tokens_per_second=round(writer.token_count / max(seconds, 1e-9), 1),
         workers=request.workers,
     )
-    with explain_os_errors("writing", record_path(request.prefix)):
-        write_json(record_path(request.prefix), {"request": described, "report": asdict(report)})
+    end_record(pair_record(request.prefix), described, asdict(report))
     return report
-
-
-def record_path(prefix: Path | str) -> Path:
-    """Where a pair keeps what it was made from."""
-    return Path(f"{prefix}.report.json")
 
 
 def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -231,12 +229,11 @@ def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any
 def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> PreprocessReport | None:
     """The report of a pair that is already there and was made from exactly this."""
     try:
-        record = json.loads(record_path(request.prefix).read_text(encoding="utf-8"))
+        record = json.loads(pair_record(request.prefix).read_text(encoding="utf-8"))
         report = record["report"]
         values = {**report, "bad_line_reports": tuple(report["bad_line_reports"]), "already_complete": True}
-        expected = report["tokens"] * np.dtype(report["dtype"]).itemsize
         if record["request"] == described and pair_exists(request.prefix):
-            return PreprocessReport(**values) if bin_path(request.prefix).stat().st_size == expected else None
+            return PreprocessReport(**values) if pair_is_unchanged(request.prefix, report) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None

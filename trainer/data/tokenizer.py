@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trainer.contract import file_digest, write_atomically, write_json
 from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.made import begin_record, check_replaceable
 from trainer.hub_files import HUB_ID, HubFileError, hub_file
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -175,13 +176,23 @@ def train_tokenizer(
     extra_special_tokens: Sequence[str] = (),
     request: dict[str, Any] | None = None,
     on_learning: Callable[[], None] = lambda: None,
+    force: bool = False,
 ) -> Tokenizer:
     """Learn byte-level BPE from `texts` and save it to `folder` (`tokenizer.json` is written last).
 
     Special tokens come first (`<|endoftext|>` is id 0, `<|padding|>` id 1), the 256 bytes next, so that any text can be
-    encoded. `request` is saved beside it, see `is_trained`. `on_learning` is called when all texts have been read.
-    Raises DataError when the size is too small, or larger than what the texts can teach.
+    encoded. `request` is saved beside it, see `is_trained`; with it, a tokenizer that this function did not make is
+    replaced with `force` alone. `on_learning` is called when all texts have been read.
+    Raises DataError when the size is too small, or larger than what the texts can teach, or another tokenizer is there.
     """
+    target = Path(folder)
+    if request is not None:
+        check_replaceable(
+            (target / TOKENIZER_FILE, target / CONFIG_FILE),
+            request_path(target),
+            lambda record: bool(record["digest"] == file_digest(target / TOKENIZER_FILE)),
+            force,
+        )
     special = [*SPECIAL_TOKENS, *extra_special_tokens]
     check_vocabulary_size(vocabulary_size, len(special))
     engine = Engine(models.BPE())
@@ -206,8 +217,9 @@ def train_tokenizer(
             f"the corpus teaches only {learnt} tokens, {vocabulary_size} were asked; use a larger corpus or"
             f" --vocab-size {learnt}"
         )
-    target = Path(folder)
     with explain_os_errors("writing the tokenizer to", target):
+        if request is not None:
+            begin_record(request_path(target), request)
         write_json(
             target / CONFIG_FILE,
             {

@@ -86,8 +86,23 @@ def test_a_complete_corpus_is_kept(tmp_path: Path) -> None:
     assert not build_corpus(output, 300_000, force=True).already_complete
     assert not build_corpus(output, 310_000).already_complete
     os.truncate(output, 1000)
-    assert not build_corpus(output, 310_000).already_complete
+    with pytest.raises(DataError, match="does not say that this command made it as it is"):
+        build_corpus(output, 310_000)
+    assert output.stat().st_size == 1000
+    assert not build_corpus(output, 310_000, force=True).already_complete
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "c.jsonl.report.json"]
+
+
+def test_a_persons_file_is_not_replaced_and_a_half_made_one_is(tmp_path: Path) -> None:
+    output = tmp_path / "c.jsonl"
+    output.write_text("mine")
+    with pytest.raises(DataError, match="replace it with --force"):
+        build_corpus(output, 300_000)
+    assert output.read_text() == "mine"
+    record = tmp_path / "c.jsonl.report.json"
+    record.write_text(json.dumps({"request": {}, "report": None}))  # a command that was killed after it began to write
+    assert not build_corpus(output, 300_000).already_complete
+    assert output.read_text() != "mine"
 
 
 def test_more_than_there_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

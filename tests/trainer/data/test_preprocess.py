@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
+from trainer.data.indexed_write import merge
 from trainer.data.lines import read_pieces
 from trainer.data.sentences import split_sentences
 from trainer.data.tokenize import PreprocessRequest, preprocess
@@ -35,6 +37,12 @@ def request(folder: Path, tokenizer: Path, **changes: object) -> PreprocessReque
 def decoded(prefix: str, tokenizer: Path) -> list[str]:
     data, loaded = IndexedDataset(prefix), load_tokenizer(tokenizer)
     return [loaded.decode(data.get(number).tolist()) for number in range(len(data))]
+
+
+def copied(prefix: str, to: Path) -> Path:
+    for path in (bin_path, idx_path):
+        shutil.copy(path(prefix), path(to))
+    return to
 
 
 def visible(folder: Path) -> list[str]:
@@ -156,10 +164,31 @@ def test_what_is_up_to_date_is_kept(tmp_path: Path, tokenizer_folder: Path) -> N
     assert not preprocess(request(tmp_path, tokenizer_folder, append_eod=False)).already_complete
     assert not preprocess(asked).already_complete
     os.truncate(bin_path(asked.prefix), 10)
-    assert not preprocess(asked).already_complete
+    with pytest.raises(DataError, match="replace it with --force"):
+        preprocess(asked)
+    assert not preprocess(asked, force=True).already_complete
     idx_path(asked.prefix).unlink()
     assert not preprocess(asked).already_complete
     assert IndexedDataset(asked.prefix).document_count == 51
+
+
+def test_a_pair_that_another_made_is_replaced_with_force_alone(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(50))
+    asked = request(tmp_path, tokenizer_folder)
+    preprocess(asked)
+    Path(f"{asked.prefix}.report.json").unlink()  # as Megatron leaves a pair
+    written = bin_path(asked.prefix).read_bytes()
+    write_lines(tmp_path / "in.jsonl", texts(51))
+    with pytest.raises(DataError, match=r"demo_text_document.bin is there already, .* replace it with --force"):
+        preprocess(asked)
+    with pytest.raises(DataError, match="replace it with --force"):
+        merge([copied(asked.prefix, tmp_path / "copy")], asked.prefix)
+    assert bin_path(asked.prefix).read_bytes() == written
+    half = request(tmp_path, tokenizer_folder, output_prefix=str(tmp_path / "half"))
+    bin_path(half.prefix).write_bytes(b"half")
+    Path(f"{half.prefix}.report.json").write_text(json.dumps({"request": {}, "report": None}))
+    assert preprocess(half).documents == 51, "what a killed command of ours left is gone on with"
+    assert preprocess(asked, force=True).documents == 51
 
 
 def test_a_killed_worker_is_an_error(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -272,3 +301,30 @@ def test_other_types_of_tokenizers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     data = IndexedDataset(tmp_path / "p_text_document")
     assert [data.get(number).tolist() for number in range(2)] == [[2, 3, 1], [3, 1]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_to_the_command_alone_ends_its_workers_and_leaves_nothing(
+    tmp_path: Path, tokenizer_folder: Path, number: signal.Signals
+) -> None:
+    """As `timeout`, a closed terminal and `kill` do it; the child is started as `tr11 data` does it."""
+    os.mkfifo(tmp_path / "in.jsonl")  # an input that does not end: the workers are there when the signal comes
+    words = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "2",
+             "--output-prefix", tmp_path / "out" / "demo"]  # fmt: skip
+    code = "import sys; from tr11ops.cli.trainer_child import run_trainer_module as r; sys.exit(r(sys.argv[1], sys.argv[2:]))"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, "trainer.data", *map(str, words)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    me = psutil.Process(parent.pid)
+    with (tmp_path / "in.jsonl").open("w") as stream:
+        stream.write((json.dumps({"text": "word " * 50}) + "\n") * 6000)  # several pieces
+        stream.flush()
+        while sum("spawn_main" in " ".join(one.cmdline()) for one in me.children(recursive=True)) < 2:
+            assert parent.poll() is None
+        family = me.children(recursive=True)
+        parent.send_signal(number)
+        assert parent.wait(60) == 1
+    _, alive = psutil.wait_procs(family, 30)
+    assert not alive
+    assert "nothing was left half-written" in (parent.stderr.read() if parent.stderr else "")
+    assert visible(tmp_path / "out") == []

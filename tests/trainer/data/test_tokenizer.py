@@ -191,3 +191,20 @@ def test_refusals_of_the_other_types(tmp_path: Path, tokenizer_folder: Path) -> 
         with pytest.raises(DataError, match=words) as caught:
             load_tokenizer(spec)
         assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_another_made_is_replaced_with_force_alone(tmp_path: Path) -> None:
+    folder, request = tmp_path / "theirs", {"corpus": "c"}
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("theirs")
+    words = ["a few words of text"] * 10
+    with pytest.raises(DataError, match=r"theirs/tokenizer.json is there already, .* replace it with --force"):
+        train_tokenizer(iter(words), 260, folder, request=request)
+    assert [path.name for path in folder.iterdir()] == ["tokenizer.json"]
+    assert train_tokenizer(iter(words), 260, folder, request=request, force=True).vocabulary_size == 260
+    assert train_tokenizer(iter(words), 261, folder, request={"corpus": "d"}).vocabulary_size == 261, "its own"
+    (folder / "tokenizer.json").write_text("edited")
+    with pytest.raises(DataError, match="replace it with --force"):
+        train_tokenizer(iter(words), 260, folder, request=request)
+    (folder / "training.json").write_text('{"request": {}, "report": null}')  # one that was killed
+    train_tokenizer(iter(words), 260, folder, request=request)
