@@ -427,7 +427,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def read_latest(folder: Path) -> int | None:
     """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
     try:
-        text = (folder / LATEST_FILE).read_text(encoding="utf-8").strip()
+        text = (folder / LATEST_FILE).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
     step = checkpoint_step(text)

@@ -86,7 +86,7 @@ def test_latest_is_binary_or_a_folder(tmp_path: Path) -> None:
     for name in "ab":
         step, said = search(tmp_path / name)
         assert step == 10
-        assert len(said) == 2
+        assert len(said) == 2 and f"{tmp_path / name / 'latest'}" in said[0]
 
 
 def test_latest_names_what_is_not_there(tmp_path: Path) -> None:
