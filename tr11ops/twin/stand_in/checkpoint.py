@@ -26,7 +26,6 @@ from trainer.checkpoint.catalogue import (
     settle_replaced,
     take_place,
 )
-from trainer.checkpoint.resumable import ResumeNeed
 from trainer.config import TrainerConfig
 from trainer.contract import LATEST_FILE, STAND_IN, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
 from trainer.progress import Progress
@@ -123,7 +122,7 @@ def find(config: TrainerConfig, say: Say) -> int | None:
         settle(config.paths, read_recovery(config.paths))
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say, need=ResumeNeed.of(config))
+    step = find_resumable(folder, config.checkpoint.verify, config.run.expect_resume, say)
     if step is not None and not read_checkpoint(folder, step).is_rehearsed:
         raise CheckpointError(
             f"{folder / checkpoint_name(step)} was written by a real training, and this is a rehearsal: give the "
