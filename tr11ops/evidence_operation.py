@@ -32,6 +32,7 @@ from tr11ops.operation import (
     LeastUsed,
     OperationFacts,
     ShutFolder,
+    found_secrets,
 )
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Observed, Unknown, known
@@ -204,6 +205,7 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
             message=_line(value.get("message")),
             copied=_copied(path, value.get("copied")),
             damaged=tuple(_line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]),
+            secrets=found_secrets(value.get("secrets", [])),
         )
 
     return observed(read)

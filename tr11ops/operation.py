@@ -61,11 +61,42 @@ class Copied:
 
 
 @dataclass(frozen=True)
+class FoundSecret:
+    """A kind of secret in a log: `line` of the first (0: it has none), `time` of the finding, when it was revoked."""
+
+    path: str
+    kind: str
+    line: int
+    time: float
+    revoked: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}{f' line {self.line:,}' if self.line else ''}: {self.kind}"
+
+
+def found_secrets(value: object) -> tuple[FoundSecret, ...]:
+    """The secrets on record. Raises ValueError for what is no such list."""
+    if not isinstance(value, list):
+        raise ValueError("its secrets are no list")
+    try:
+        found = tuple(FoundSecret(**entry) for entry in value)
+    except TypeError:
+        raise ValueError("its secrets are no list of secrets") from None
+    for secret in found:
+        numbers = (secret.line, secret.time, 0 if secret.revoked is None else secret.revoked)
+        texts = (secret.path, secret.kind)
+        if not all(isinstance(n, int | float) for n in numbers) or not all(isinstance(t, str) for t in texts):
+            raise ValueError("its secrets are no list of secrets")
+    return found
+
+
+@dataclass(frozen=True)
 class CopyStatus:
     """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified.
 
     A backup also says all its sound copies (None: by an older tr11, which did not say), and in one line for each copy
-    that was found damaged: where, which step, how many files, and which other copy there is.
+    that was found damaged: where, which step, how many files, and which other copy there is. A synchronisation says
+    which secrets were ever found in the logs.
     """
 
     time: float
@@ -73,6 +104,7 @@ class CopyStatus:
     message: str = ""
     copied: tuple[Copied, ...] | None = None
     damaged: tuple[str, ...] = ()
+    secrets: tuple[FoundSecret, ...] = ()
 
 
 @dataclass(frozen=True)

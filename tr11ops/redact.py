@@ -1,9 +1,15 @@
-"""What may be shown of a text that came from a far side, its library or the network: one line, and no secret in it."""
+"""What may be shown of a text that came from elsewhere, a library or the network: one line, and no secret in it.
+
+What a secret looks like is in `tr11ops.secret_shapes`. A message has no use for more than that, so here everything goes
+that may be one: what follows `key=`, a token of any length, the query of an address.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+from tr11ops.secret_shapes import SHAPES
 
 LONGEST_TEXT = 300
 HIDDEN = "***"
@@ -27,7 +33,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
     text = _QUERY.sub(r"\1?...", text)
     text = _FIELD.sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1{HIDDEN}", text))
-    return _KEY.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))
+    text = _KEY.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))
+    for shape in SHAPES:
+        text = shape.hide(text, HIDDEN)
+    return text
 
 
 def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) -> str:

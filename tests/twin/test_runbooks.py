@@ -313,6 +313,19 @@ def sync_overdue(scene: Scene) -> None:
     )
 
 
+@scenario("secret-in-log")
+def secret_in_log(scene: Scene) -> None:
+    """The training printed a token, and the log was mirrored."""
+    scene.train()
+    with HubServer() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
+        scene.write_card("hub.repository=bot/small-logs", f"hub.endpoint={hub.url}")
+        with scene.paths.main_log.open("a") as log:
+            log.write(f"using {hub.token}\n")
+        scene.shell("tr11 sync")
+        scene.treat("secret-in-log")
+        assert hub.token.encode() not in hub.files("bot/small-logs")["logs/main/main_log.txt"]
+
+
 @scenario("purge-near", card=("watch.scratch_purge_days=2",))
 def purge_near(scene: Scene) -> None:
     saved_now(scene)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SetOption,
+    agree,
+    directory_of,
+    is_terminal,
+    read_card,
+    say,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,12 +53,19 @@ def sync(
         bool, typer.Option("--rebuild", help="Believe no record: compare every file with what the hub has.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Everybody may read the logs: mirror to a public repository from now on.")
+    ] = False,
+    revoked: Annotated[
+        bool, typer.Option("--revoked", help="The secrets found in the logs are invalid now: end their alerts.")
+    ] = False,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one commit.
 
-    Only whole lines and whole records go. Nothing is ever deleted there. Two at once are safe.
+    Only whole lines and whole records go; secrets in them are masked. Nothing is ever deleted there. Two at once are
+    safe. A repository that is public already is asked about once.
 
     Exit code 0: the hub has everything, or another tr11 sync is at it; 1: it refuses, or a file could not be read; 2:
     wrong usage; 3: it does not answer.
@@ -63,23 +80,32 @@ def sync(
     """
     if every is not None and (once or dry_run):
         raise Refusal(f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2)
+    if public and dry_run:
+        raise Refusal("--public and --dry-run: leave one out", exit_code=2)
+    if revoked and (once or dry_run or public or rebuild or as_json or every is not None):
+        raise Refusal("--revoked stands alone: leave the other options out", exit_code=2)
     interval = None if every is None else _seconds(every)
     card = read_card(run, overrides)
     if card.hub.repository is None:
         raise Refusal('hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"', exit_code=2)
+    if revoked:
+        _revoked(card)
+        return
     if interval is not None:
-        _follow(card, interval, rebuild, as_json)
+        _follow(card, interval, rebuild, as_json, public)
         return
     with _one_line():
         if not directory_of(card).paths.published.is_dir():
             _nothing_yet(card, as_json)
             return
-        from tr11ops.hub.sync import Busy, preview, sync_once
+        from tr11ops.hub.sync import Busy, preview
 
         with ExitStack() as shown:
             setting = _setting(card, shown, as_json)
             try:
-                outcome = preview(setting, rebuild) if dry_run else sync_once(setting, rebuild=rebuild)
+                if public:
+                    _confirm_public(setting)
+                outcome = preview(setting, rebuild) if dry_run else _once(setting, rebuild)
             except Busy as owner:
                 say(f"tr11 sync runs already: {owner}")
                 if as_json:
@@ -87,6 +113,42 @@ def sync(
                 return
         _show(outcome, as_json, dry_run)
     raise typer.Exit(1 if outcome.faults else 0)
+
+
+def _revoked(card: RunCard) -> None:
+    """End the alerts of the secrets that were found. Nothing is sent."""
+    from tr11ops.hub.sync_state import write_revoked
+
+    with _one_line():
+        ended = write_revoked(directory_of(card), time.time())
+    for secret in ended:
+        print(f"{secret}: revoked")
+    if not ended:
+        print("no secret is open")
+
+
+def _once(setting: Setting, rebuild: bool) -> Outcome:
+    """One synchronisation; a person is asked before the first one to a repository that is public already."""
+    from tr11ops.hub.sync import sync_once
+    from tr11ops.hub.sync_round import PublicRepository
+
+    try:
+        return sync_once(setting, rebuild=rebuild)
+    except PublicRepository:
+        if not is_terminal():
+            raise
+    agree(f"{setting.repository.name} is public: everybody will read these logs. Mirror to it from now on?", yes=False)
+    _confirm_public(setting)
+    return sync_once(setting, rebuild=rebuild)
+
+
+def _confirm_public(setting: Setting) -> None:
+    """Put on record, once, that this repository may be public. Raises OSError."""
+    from tr11ops.hub.sync_state import is_confirmed, write_confirmed
+
+    where = setting.directory, setting.hub.endpoint, setting.repository.name
+    if not is_confirmed(*where):
+        write_confirmed(*where, setting.clock())
 
 
 def _seconds(text: str) -> float:
@@ -165,7 +227,7 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
 
 
 # ----------------------------------------------------------------------------- on and on
-def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool) -> None:
+def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public: bool) -> None:
     from tr11ops.hub.base import HubRefused
     from tr11ops.hub.credentials import CredentialsError
     from tr11ops.hub.sync import sync_once
@@ -186,6 +248,8 @@ def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool) -> Non
                 setting = _setting(card, shown, as_json, sleep)  # a token that was replaced is found
             except CredentialsError as error:
                 raise HubRefused(str(error)) from None
+            if public:
+                _confirm_public(setting)
             outcome = sync_once(setting, running, rebuild=pending[0])
         pending[0] = False
         return outcome
@@ -272,6 +336,7 @@ def _values(outcome: Outcome, is_preview: bool) -> dict[str, Any]:
         ],
         "sent_bytes": outcome.sent_bytes,
         "status_published": outcome.status_sent,
+        "masked": [{"path": secret.path, "kind": secret.kind, "line": secret.line or None} for secret in outcome.found],
         "files": outcome.files,
         "bytes": outcome.bytes,
         "left_alone": told(outcome.notes),

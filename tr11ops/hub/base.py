@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from tr11ops.hub.masking import Mask
+
 DEFAULT_BRANCH = "main"
 
 Progress = Callable[[str, int], None]  # path, bytes of this file that have been read to be sent
@@ -64,13 +66,15 @@ class Entry:
 class Add:
     """A file gets this content: bytes, or the first `size` bytes of a local file (None: all it has now).
 
-    With `sha256`, the digest of exactly these bytes, the file is not read just to find it.
+    With `sha256`, the digest of exactly these bytes, the file is not read just to find it. `masks` lie over what
+    is read.
     """
 
     path: str
     content: bytes | Path
     size: int | None = None
     sha256: str | None = None
+    masks: tuple[Mask, ...] = ()
 
 
 @dataclass(frozen=True)

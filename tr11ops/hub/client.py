@@ -82,22 +82,22 @@ class Hub:
 
     def head(self, repository: Repository) -> str:
         """The id of the branch's newest commit. Raises HubMissing."""
+        return self.newest(repository)[0]
 
-        def ask(api: HfApi) -> str:
+    def newest(self, repository: Repository) -> tuple[str, bool]:
+        """The id of the branch's newest commit, and whether only members see the repository. Raises HubMissing."""
+
+        def ask(api: HfApi) -> tuple[str, bool]:
             from tr11ops.hub.committing import commit_id
 
             facts = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.branch)
-            return commit_id(facts.sha)
+            return commit_id(facts.sha), facts.private is True
 
         return self._ask(repository.name, ask)
 
     def is_private(self, repository: Repository) -> bool:
         """Whether only members see the repository. Raises HubMissing."""
-
-        def ask(api: HfApi) -> bool:
-            return bool(api.repo_info(repository.name, repo_type=repository.kind).private)
-
-        return self._ask(repository.name, ask)
+        return self.newest(repository)[1]
 
     # ------------------------------------------------------------------------- reading
     def list_tree(self, repository: Repository, revision: str | None = None, folder: str = "") -> dict[str, Entry]:

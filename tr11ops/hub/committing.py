@@ -142,7 +142,7 @@ class CommitAttempt:
             if is_hashed and progress is not None:
                 progress(path, position)
 
-        view = self._opened.enter_context(FileView(operation.content, operation.size, told))
+        view = self._opened.enter_context(FileView(operation.content, operation.size, told, operation.masks))
         self._sources.append(view)
         if operation.sha256 is None:
             prepared = CommitOperationAdd(path, cast(BinaryIO, view))  # reads all of it, for its digest

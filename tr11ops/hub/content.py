@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tr11ops.hub.masking import Mask, Masks
 
 
 class SourceChanged(Exception):
@@ -13,16 +15,24 @@ class SourceChanged(Exception):
 
 
 class FileView(io.BufferedIOBase):
-    """The first `size` bytes of a file, readable and seekable. Nothing is copied; the file is open until `close`.
+    """The first `size` bytes of a file with `masks` over them, readable and seekable.
 
-    `told` is called with the position after each read. It has no file descriptor for others: they would ask it for the
-    size of a file that has grown since. Raises SourceChanged when the file became shorter, OSError as the file system.
+    Nothing is copied; the file is open until `close`. `told` is called with the position after each read. It has no
+    file descriptor for others: they would ask it for the size of a file that has grown since. Raises SourceChanged when
+    the file became shorter, OSError as the file system.
     """
 
-    def __init__(self, path: Path, size: int | None = None, told: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int | None = None,
+        told: Callable[[int], None] | None = None,
+        masks: Sequence[Mask] = (),
+    ) -> None:
         self._stream = path.open("rb")
         self._path = path
         self._told = told
+        self._masks = Masks(masks)
         self._position = 0
         there = os.fstat(self._stream.fileno()).st_size
         self.size = there if size is None else size
@@ -53,6 +63,7 @@ class FileView(io.BufferedIOBase):
         piece = self._stream.read(wanted)
         if len(piece) < wanted:
             raise SourceChanged(f"{self._path.name}: became shorter while it was sent")
+        piece = self._masks.over(piece, self._position)
         self._position += len(piece)
         if self._told is not None:
             self._told(self._position)

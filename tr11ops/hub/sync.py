@@ -20,8 +20,20 @@ from tr11ops.hub.content import SourceChanged
 from tr11ops.hub.published import FILE_NAME as STATUS_FILE
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
 from tr11ops.hub.sync_plan import LocalFile, Note, Send, batches, commit_message, is_worth_a_commit, judge, material
-from tr11ops.hub.sync_round import Outcome, Round, Setting, acquaint, head, journal, on_record, record
-from tr11ops.hub.sync_state import Known, SyncState, read_state, write_failure, write_success
+from tr11ops.hub.sync_round import (
+    PUBLIC,
+    Outcome,
+    Round,
+    Setting,
+    acquaint,
+    head,
+    journal,
+    may_be_public,
+    on_record,
+    record,
+    remember,
+)
+from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_success
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Operation, Progress
@@ -44,13 +56,15 @@ def sync_once(setting: Setting, running: RunningDigests | None = None, rebuild: 
     this = Round(setting, running or RunningDigests())
     claim = _take(this)
     try:
+        this.found = {(secret.path, secret.kind): secret for secret in read_found(setting.directory)}
         outcome = _until_steady(this, rebuild)
     except HubError as error:
         why = str(error)
         record(this, lambda: write_failure(setting.directory, why))
         raise
     else:
-        record(this, lambda: write_success(setting.directory, setting.clock()))
+        found = tuple(this.found.values())
+        record(this, lambda: write_success(setting.directory, setting.clock(), found))
     finally:
         if claim is not None:
             with suppress(OSError):  # it ends with this process, or with its time
@@ -63,7 +77,10 @@ def preview(setting: Setting, rebuild: bool = False) -> Outcome:
     this = Round(setting, RunningDigests())
     try:
         this.state = None if rebuild else read_state(setting.directory)
-        state = acquaint(this, setting.hub.head(setting.repository), rebuild)
+        commit, is_private = setting.hub.newest(setting.repository)
+        if not is_private and not may_be_public(this):
+            this.tell(f"{setting.repository.name}: {PUBLIC}")
+        state = acquaint(this, commit, rebuild)
     except HubMissing:
         state = SyncState(setting.hub.endpoint, setting.repository.name, "")
     found = scan(setting.folder, setting.patterns, ROOT_FILES)
@@ -166,7 +183,9 @@ def _carry_out(this: Round, plan: _Plan) -> SyncState:
     remaining = list(batches(plan.sends))
     for number, batch in enumerate(remaining, start=1):
         operations: list[Operation] = [Copy(send.superseded, send.path) for send in batch if send.superseded]
-        operations += [Add(send.path, setting.folder / send.path, send.bytes, send.sha256) for send in batch]
+        operations += [
+            Add(send.path, setting.folder / send.path, send.bytes, send.sha256, send.masks) for send in batch
+        ]
         expected = {send.path: send.bytes for send in batch}
         is_last = number == len(remaining)
         if is_last and status is not None:
@@ -217,6 +236,7 @@ def _commit(
     stamps = {send.path: send.file.stamp for send in batch}
     files = {**state.files, **{path: Known(far, stamps.get(path)) for path, far in there.items()}}
     this.sends += batch
+    remember(this, batch)
     this.status_sent |= STATUS_FILE in expected
     return replace(state, head=made, files=files)
 
@@ -239,6 +259,7 @@ def _outcome(this: Round, state: SyncState, found: Scan, plan: _Plan, sends: tup
         files=len(ours),
         bytes=sum(far.bytes for far in ours),
         head=state.head,
+        found=tuple(this.found.values()),
         status_sent=this.status_sent,
         notes=plan.notes,
         faults=plan.faults,

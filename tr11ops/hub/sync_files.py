@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tr11ops.evidence import cause
 from tr11ops.hub.base import Entry
 from tr11ops.hub.content import SourceChanged
+from tr11ops.hub.masking import Mask, Masks, Search, before
 from tr11ops.hub.sync_plan import LocalFile, Measured, Note, Stamp, is_wanted, objection
 from tr11ops.hub.whole_records import Read, Whole, whole_events, whole_lines
 
@@ -99,28 +100,43 @@ def _shown(path: str) -> str:
 
 
 # ----------------------------------------------------------------------------- reading one file
+@dataclass(frozen=True)
+class _Hashed:
+    """The first `length` bytes of a file: their last ones as they are here, their masks, and their masked digest."""
+
+    inode: int
+    length: int
+    ending: bytes
+    masks: tuple[Mask, ...]
+    digest: Any
+    search: Search
+
+
 class RunningDigests:
     """How far each file has been hashed by this process, so that the next round reads only what is new."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, int, bytes, Any]] = {}
+        self._known: dict[str, _Hashed] = {}
 
-    def resume(self, file: LocalFile, far: Entry | None, read: Read) -> Any | None:
-        """The digest of exactly what the hub has, to go on with; None where the file has to be read from its start.
+    def resume(self, file: LocalFile, far: Entry, read: Read) -> _Hashed | None:
+        """What is known of exactly what the hub has, to go on with; None where the file is to be read from its start.
 
         The file must be the same one, and still end there as it did.
         """
-        inode, length, ending, digest = self._known.get(file.path, (0, 0, b"", None))
-        if digest is None or far is None or inode != file.stamp.inode or length != far.bytes or length > file.bytes:
+        known = self._known.get(file.path)
+        if known is None or known.inode != file.stamp.inode or known.length != far.bytes or far.bytes > file.bytes:
             return None
-        if digest.hexdigest() != far.sha256 or read(length - len(ending), len(ending)) != ending:
+        if known.digest.hexdigest() != far.sha256:
             return None
-        return digest.copy()
+        return known if read(far.bytes - len(known.ending), len(known.ending)) == known.ending else None
 
-    def keep(self, file: LocalFile, length: int, read: Read, digest: Any) -> None:
+    def keep(
+        self, file: LocalFile, length: int, read: Read, masks: tuple[Mask, ...], digest: Any, search: Search
+    ) -> None:
         """Remember the digest of the first `length` bytes."""
         tail = min(length, HEAD_BYTES)
-        self._known[file.path] = (file.stamp.inode, length, read(length - tail, tail), digest.copy())
+        ending = read(length - tail, tail)
+        self._known[file.path] = _Hashed(file.stamp.inode, length, ending, masks, digest.copy(), replace(search))
 
 
 def measure(
@@ -146,11 +162,7 @@ def measure(
             return os.pread(descriptor, length, offset)
 
         end = _whole_end(file, far, read, now)
-        if far is None:
-            digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
-            running.keep(file, end, read, digest)
-            return Measured(file, end, digest.hexdigest(), None)
-        if file.bytes < far.bytes:
+        if far is not None and file.bytes < far.bytes:
             return _of_shorter(file, far_head, end, read)
         return _of_longer(file, far, end, read, running)
     finally:
@@ -173,48 +185,87 @@ def _whole_end(file: LocalFile, far: Entry | None, read: Read, now: float) -> in
 
 def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, read: Read) -> Measured:
     head = min(file.bytes, HEAD_BYTES)
-    digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
-    return Measured(file, end, digest.hexdigest(), read(0, head) == far_head(head) if head else True)
+    search = _search(file)
+    marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
+    digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+    continues = True
+    if head:
+        here, there = read(0, head), far_head(head)
+        continues = there in {here, Masks(marks[head]).over(here, 0)}
+    return Measured(file, end, digest.hexdigest(), continues, marks[end])
 
 
-def _of_longer(file: LocalFile, far: Entry, end: int, read: Read, running: RunningDigests) -> Measured:
-    if far.sha256 is None:  # a small file in git itself
-        continues = git_name(b"".join(_pieces(file, read, 0, far.bytes))) == far.oid
-        digest, _ = _hashed(file, read, hashlib.sha256(), 0, (end,))
+def _of_longer(file: LocalFile, far: Entry | None, end: int, read: Read, running: RunningDigests) -> Measured:
+    """A file that is not shorter than the hub's, or that the hub has not."""
+    known = None if far is None else running.resume(file, far, read)
+    if known is not None and end >= known.length:
+        search = replace(known.search)
+        masks = search.until(read, end)
+        if before(masks, known.length) == known.masks:
+            digest = _digest(file, read, known.digest.copy(), known.length, end, masks)
+            running.keep(file, end, read, masks, digest, search)
+            return Measured(file, end, digest.hexdigest(), True, masks)
+    search, length = _search(file), 0 if far is None else far.bytes
+    marks = {mark: search.until(read, mark) for mark in sorted({length, end})}
+    masks = marks[end]
+    if far is None:
+        continues, is_bare = None, False
+        digest = _digest(file, read, hashlib.sha256(), 0, end, masks)
     else:
-        known = running.resume(file, far, read)
-        if known is not None and end >= far.bytes:
-            continues = True
-            digest, _ = _hashed(file, read, known, far.bytes, (end,))
-        else:
-            both = sorted({far.bytes, end})
-            found = _hashed(file, read, hashlib.sha256(), 0, both)[1]
-            continues = found[far.bytes].hexdigest() == far.sha256
-            digest = found[end]
-    if end >= far.bytes:
-        running.keep(file, end, read, digest)
-    return Measured(file, end, digest.hexdigest(), continues)
+        is_masked, is_same, digest = _compared(file, far, end, read, marks)
+        continues, is_bare = is_masked or is_same, is_same and not is_masked
+    if end >= length:
+        running.keep(file, end, read, masks, digest, search)
+    return Measured(file, end, digest.hexdigest(), continues, masks, is_bare)
 
 
-def _hashed(file: LocalFile, read: Read, digest: Any, start: int, marks: Iterable[int]) -> tuple[Any, dict[int, Any]]:
-    """The digest at the last mark, and at each; `digest` is that of everything before `start`. Marks ascend."""
-    found = {}
-    position = start
-    for mark in marks:
-        for piece in _pieces(file, read, position, mark):
-            digest.update(piece)
-        position = mark
-        found[mark] = digest.copy()
-    return digest, found
+def _compared(
+    file: LocalFile, far: Entry, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
+) -> tuple[bool, bool, Any]:
+    """Whether the file begins with what the hub has: masked, or as it is here; and the digest of its first
+    `end` bytes."""
+    masks = marks[far.bytes]
+    if far.sha256 is None:  # a small file in git itself
+        here = b"".join(_pieces(file, read, 0, far.bytes))
+        digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+        return git_name(Masks(masks).over(here, 0)) == far.oid, bool(masks) and git_name(here) == far.oid, digest
+    first = _digest(file, read, hashlib.sha256(), 0, far.bytes, masks)
+    if end >= far.bytes and before(marks[end], far.bytes) == masks:
+        digest = _digest(file, read, first.copy(), far.bytes, end, marks[end])
+    else:
+        digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+    is_masked = first.hexdigest() == far.sha256
+    is_same = (
+        bool(masks)
+        and not is_masked
+        and _digest(file, read, hashlib.sha256(), 0, far.bytes, ()).hexdigest() == far.sha256
+    )
+    return is_masked, is_same, digest
+
+
+def _search(file: LocalFile) -> Search:
+    return Search(is_events=file.form == "events")
+
+
+def _digest(file: LocalFile, read: Read, digest: Any, start: int, end: int, masks: Sequence[Mask]) -> Any:
+    """The digest of the first `end` masked bytes; `digest` is that of the first `start`, and is changed."""
+    laid = Masks(masks)
+    for offset, piece in _pieces_at(file, read, start, end):
+        digest.update(laid.over(piece, offset))
+    return digest
 
 
 def _pieces(file: LocalFile, read: Read, start: int, end: int) -> Iterator[bytes]:
+    return (piece for _, piece in _pieces_at(file, read, start, end))
+
+
+def _pieces_at(file: LocalFile, read: Read, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     while start < end:
         piece = read(start, min(_PIECE, end - start))
         if not piece:
             raise SourceChanged(f"{file.path}: became shorter while it was read")
+        yield start, piece
         start += len(piece)
-        yield piece
 
 
 def git_name(content: bytes) -> str:

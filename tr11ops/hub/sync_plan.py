@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from posixpath import splitext
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from tr11ops.hub.base import Entry
+from tr11ops.hub.masking import Mask
 
 QUIET_SECONDS = 900.0  # without a write: then a file is sent as it is, its unfinished end too
 MOST_FILES = 500  # of one commit
@@ -29,7 +30,7 @@ OVER = frozenset({"stopped", "finished"})  # verdicts after which nothing is exp
 RENEWED = 1.5  # intervals after which an unchanged status is published again: each second round, however late it is
 
 Form: TypeAlias = Literal["lines", "events", "whole"]
-Reason: TypeAlias = Literal["new", "grown", "changed"]
+Reason: TypeAlias = Literal["new", "grown", "changed", "masked"]
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,18 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class Measured:
-    """A file after it was read: the first `end` bytes are whole and have this digest.
+    """A file after it was read: the first `end` bytes are whole and have, with `masks` over them, this digest.
 
-    `continues` tells whether it begins with all that the hub has of it; None where the hub has nothing.
+    `continues` tells whether it begins with all that the hub has of it; None where the hub has nothing. `is_bare`: what
+    the hub has of it is not masked as it is to be.
     """
 
     file: LocalFile
     end: int
     sha256: str
     continues: bool | None
+    masks: tuple[Mask, ...] = ()
+    is_bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Send:
     sha256: str
     reason: Reason
     superseded: str = ""
+    masks: tuple[Mask, ...] = ()
 
     @property
     def path(self) -> str:
@@ -136,17 +141,24 @@ def judge(measured: Measured, far: Entry | None, taken: Collection[str]) -> Send
     `taken` are the paths that the hub has.
     """
     file, end = measured.file, measured.end
+
+    def send(reason: Reason, superseded: str = "") -> Send:
+        return Send(file, end, measured.sha256, reason, superseded, measured.masks)
+
     if far is None:
-        return Send(file, end, measured.sha256, "new") if end else None
+        return send("new") if end else None
     if file.form == "whole" and end:  # written anew each time it changes: the repository's history keeps the old ones
-        return None if end == far.bytes and measured.continues else Send(file, end, measured.sha256, "changed")
+        is_there = end == far.bytes and measured.continues and not measured.is_bare
+        return None if is_there else send("changed")
     if measured.continues:
         if file.bytes < far.bytes:
             return Note(file.path, f"has {file.bytes} bytes here and {far.bytes} at the hub, which keeps them")
-        return Send(file, end, measured.sha256, "grown") if end > far.bytes else None
+        reason: Reason = "masked" if measured.is_bare else "grown"
+        is_news = end > far.bytes or (measured.is_bare and end == far.bytes)
+        return send(reason) if is_news else None
     if not end:
         return Note(file.path, "is another file now, with nothing whole in it yet; the hub keeps the old one")
-    return Send(file, end, measured.sha256, "changed", superseded_name(file.path, taken))
+    return send("changed", superseded_name(file.path, taken))
 
 
 def superseded_name(path: str, taken: Collection[str]) -> str:
@@ -177,7 +189,7 @@ def commit_message(sends: Sequence[Send]) -> str:
     """One line for the repository's history."""
     if len(sends) == 1:
         return f"{sends[0].path}: {sends[0].reason}"
-    counts = ((reason, sum(send.reason == reason for send in sends)) for reason in ("new", "grown", "changed"))
+    counts = ((reason, sum(send.reason == reason for send in sends)) for reason in get_args(Reason))
     return f"{len(sends)} files: " + ", ".join(f"{count} {reason}" for reason, count in counts if count)
 
 

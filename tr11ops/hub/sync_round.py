@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from tr11ops.hub.base import Entry, HubAway, HubMissing, HubRefused, Repository
 from tr11ops.hub.published import FILE_NAME as STATUS_FILE
 from tr11ops.hub.sync_files import RunningDigests, git_name
 from tr11ops.hub.sync_plan import Note, Send
-from tr11ops.hub.sync_state import Known, SyncState, read_state, write_state
+from tr11ops.hub.sync_state import Known, SyncState, is_confirmed, read_state, write_state
 from tr11ops.journal import Journal
+from tr11ops.operation import FoundSecret
 from tr11ops.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from tr11ops.hub.client import Hub
 
 READINGS = 3  # of a file that comes garbled
+PUBLIC = "is public: everybody will read these logs; type tr11 sync --public once if this is wanted"
+
+
+class PublicRepository(HubRefused):
+    """The repository is public, and no person has said that this is wanted."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Setting:
     repository: Repository
     directory: RunDirectory
     patterns: tuple[str, ...]
-    private: bool
+    private: bool  # false: a person wants the logs to be public
     status: Callable[[], bytes | None]
     clock: Callable[[], float]
     say: Callable[[str], None]
@@ -58,6 +64,7 @@ class Outcome:
     bytes: int = 0
     head: str = ""
     status_sent: bool = False
+    found: tuple[FoundSecret, ...] = ()
     notes: tuple[Note, ...] = ()
     faults: tuple[Note, ...] = ()
 
@@ -79,6 +86,7 @@ class Round:
     commits: list[str] = field(default_factory=list)
     status_sent: bool = False
     told: set[str] = field(default_factory=set)
+    found: dict[tuple[str, str], FoundSecret] = field(default_factory=dict)
 
     def tell(self, text: str) -> None:
         """Let the person know, once."""
@@ -97,15 +105,30 @@ def head(this: Round, rebuild: bool) -> str:
         except OSError as error:
             this.tell(f"the record of the last synchronisation cannot be read ({cause(error)}): comparing anew")
     if rebuild or this.state is None or not this.state.is_of(setting.hub.endpoint, setting.repository.name):
-        return setting.hub.ensure_repository(setting.repository, setting.private)
+        setting.hub.ensure_repository(setting.repository, setting.private)
     try:
-        return setting.hub.head(setting.repository)
+        commit, is_private = setting.hub.newest(setting.repository)
     except HubMissing as error:
         raise HubRefused(
             f"{setting.repository.name}: was there, and is gone, or this account may not see it any more; "
             "tr11 sync --rebuild makes it anew",
             error.status,
         ) from None
+    if not is_private and not may_be_public(this):
+        raise PublicRepository(f"{setting.repository.name}: {PUBLIC}")
+    return commit
+
+
+def may_be_public(this: Round) -> bool:
+    """Whether a person wants everybody to read the logs: by the card's hub.private, or by a word that is on record."""
+    setting = this.setting
+    if not setting.private:
+        return True
+    try:
+        return is_confirmed(setting.directory, setting.hub.endpoint, setting.repository.name)
+    except OSError as error:
+        this.tell(f"whether the repository may be public cannot be read: {cause(error)}")
+        return False
 
 
 def acquaint(this: Round, head: str, rebuild: bool) -> SyncState:
@@ -158,6 +181,19 @@ def record(this: Round, write: Callable[[], object]) -> None:
         this.tell(
             f"this synchronisation cannot be put on record in {this.setting.directory.root}: {error.strerror or error}"
         )
+
+
+def remember(this: Round, sends: Iterable[Send]) -> None:
+    """Say what was masked in what was sent, once for each file and kind of secret."""
+    for send in sends:
+        if send.reason == "masked":
+            this.tell(f"{send.path}: older commits at the hub have its secrets unmasked; delete the history there")
+        for mask in send.masks:
+            if not mask.kind or (send.path, mask.kind) in this.found:
+                continue
+            secret = FoundSecret(send.path, mask.kind, mask.line, this.setting.clock())
+            this.found[send.path, mask.kind] = secret
+            this.tell(f"{secret}: masked at the hub, not here; make it invalid where it was issued")
 
 
 def journal(this: Round, head: str, message: str, expected: Mapping[str, int]) -> None:

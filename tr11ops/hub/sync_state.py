@@ -1,18 +1,21 @@
 """What a synchronisation knows from the last one. All of it can be found again from the hub, at the cost of reading.
 
 state/sync/state.json      what the hub has, and which local file that was
-state/sync/status.json     the last success, for the watchdog
+state/sync/status.json     the last success, for the watchdog, and the secrets that were ever found in the logs
+state/sync/public.json     a person's word that a public repository is wanted
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tr11ops.hub.base import Entry
 from tr11ops.hub.sync_plan import Stamp
+from tr11ops.journal import Journal
+from tr11ops.operation import FoundSecret, found_secrets
 from tr11ops.rundir import RunDirectory, make_shared
 from trainer.contract import read_json, write_json
 
@@ -88,10 +91,52 @@ def write_state(directory: RunDirectory, state: SyncState) -> None:
     write_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state)})
 
 
-def write_success(directory: RunDirectory, now: float) -> None:
+def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
     """Put on record that all was mirrored at `now`, seconds since the epoch. Raises OSError."""
     make_shared(records_folder(directory))
-    write_json(records_folder(directory) / "status.json", {"schema": SCHEMA, "time": now, "step": None, "message": ""})
+    value: dict[str, Any] = {"schema": SCHEMA, "time": now, "step": None, "message": ""}
+    if found:
+        value["secrets"] = [asdict(secret) for secret in found]
+    write_json(records_folder(directory) / "status.json", value)
+
+
+def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:
+    """The secrets of earlier synchronisations; none where the record cannot be read, so that they are told again."""
+    try:
+        value = read_json(records_folder(directory) / "status.json")
+        return () if value is None else found_secrets(value.get("secrets", []))
+    except (OSError, ValueError, AttributeError):
+        return ()
+
+
+def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...]:
+    """Put on record that the secrets found so far are of no use any more; returns those. Raises OSError."""
+    found = read_found(directory)
+    revoked = tuple(secret for secret in found if secret.revoked is None)
+    if revoked:
+        path = records_folder(directory) / "status.json"
+        entries = [asdict(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
+        write_json(path, {**(read_json(path) or {}), "secrets": entries})
+        told = "; ".join(str(secret) for secret in revoked)
+        Journal(directory.journal).write("sync-revoked", f"revoked: {told}", {"secrets": len(revoked)})
+    return revoked
+
+
+def is_confirmed(directory: RunDirectory, endpoint: str, repository: str) -> bool:
+    """Whether a person wants this repository to be public. Raises OSError."""
+    try:
+        value = read_json(records_folder(directory) / "public.json")
+    except ValueError:
+        return False
+    return isinstance(value, dict) and (value.get("endpoint"), value.get("repository")) == (endpoint, repository)
+
+
+def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now: float) -> None:
+    """Put a person's word for a public repository on record, and into the journal. Raises OSError."""
+    make_shared(records_folder(directory))
+    value = {"schema": SCHEMA, "endpoint": endpoint, "repository": repository, "time": now}
+    write_json(records_folder(directory) / "public.json", value)
+    Journal(directory.journal).write("sync-public", f"{repository} may be public", {"repository": repository})
 
 
 def write_failure(directory: RunDirectory, message: str) -> None:

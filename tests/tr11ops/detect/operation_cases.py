@@ -32,6 +32,7 @@ from tr11ops.detect import (
     periodic_job_failed,
     purge_near,
     queued_too_long,
+    secret_in_log,
     sync_overdue,
 )
 from tr11ops.filesystems.history import Usage
@@ -57,6 +58,7 @@ OPERATION = (
     backup_overdue,
     copy_damaged,
     sync_overdue,
+    secret_in_log,
     filesystem_full,
     filesystem_filling,
     purge_near,

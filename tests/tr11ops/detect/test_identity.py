@@ -45,6 +45,7 @@ IDENTITY = {  # what of a finding is its identity
     "backup-overdue": "archive",
     "copy-damaged": ONE,
     "sync-overdue": ONE,
+    "secret-in-log": "file, and kind of secret",
     "filesystem-full": "file system, or folder",
     "filesystem-filling": "file system",
     "purge-near": "kind of files",

@@ -58,10 +58,11 @@ from tr11ops.detect import (
     purge_near,
     queued_too_long,
     registry,
+    secret_in_log,
     sync_overdue,
 )
 from tr11ops.detect.finding import Finding
-from tr11ops.operation import CopyStatus, Hold, LeastUsed, ShutFolder
+from tr11ops.operation import CopyStatus, FoundSecret, Hold, LeastUsed, ShutFolder
 from tr11ops.report.status_care import nodes as row_of_nodes
 from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
 from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot
@@ -96,6 +97,7 @@ def test_a_bad_node_that_the_cap_leaves_in_use_is_named_and_is_no_spare() -> Non
 
 
 # what is wrong, what is seen, which detector, what it says
+SECRET = FoundSecret("logs/main/main_log.txt", "AWS access key", 12, NOW - 60)
 TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     # the queue
     ("waits for nodes for two hours", queued(), queued_too_long, ["WARNING"]),
@@ -196,6 +198,17 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("nothing logged since", operated(idle(), sync=CopyStatus(NOW - 20 * HOUR)), sync_overdue, []),
     ("no repository", operated(sync=None, facts=facts(sync_seconds=None)), sync_overdue, []),
     ("unknown", operated(sync=UNKNOWN), sync_overdue, []),
+    # secrets in what is mirrored
+    ("a secret was found", operated(sync=CopyStatus(NOW, secrets=(SECRET,))), secret_in_log, ["WARNING"]),
+    (
+        "of several kinds",
+        operated(sync=CopyStatus(NOW, secrets=(SECRET, dataclasses.replace(SECRET, kind="password or key")))),
+        secret_in_log,
+        ["WARNING", "WARNING"],
+    ),
+    ("it is revoked", operated(sync=CopyStatus(NOW, secrets=(dataclasses.replace(SECRET, revoked=NOW),))), secret_in_log, []),
+    ("nothing was found", operated(), secret_in_log, []),
+    ("what was found is unknown", operated(sync=UNKNOWN), secret_in_log, []),
     # file systems
     ("half full", operated(), filesystem_full, []),
     ("at its share", operated(usage=(usage(75.0),)), filesystem_full, []),

@@ -1,0 +1,34 @@
+"""The training printed a secret: whoever reads the log has it. What was published is masked, the log here is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.units import duration
+
+NAME = "secret-in-log"
+NEEDS = ("sync",)
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """WARNING, one for each file and kind of secret, until a person says that it is revoked."""
+    sync = snapshot.sync
+    if sync is None or isinstance(sync, Unknown):
+        return
+    for secret in sync.secrets:
+        if secret.revoked is None:
+            yield Finding(
+                NAME,
+                Severity.WARNING,
+                f"the training printed a secret: {secret.kind}",
+                subject=secret.path,
+                evidence=(
+                    f"{secret}, found {duration(max(0.0, snapshot.time - secret.time))} ago",
+                    "it is masked at the hub; everybody who reads the log here has it",
+                ),
+                fix=signs.command(snapshot, "sync --revoked"),
+                identity=(secret.path, secret.kind),
+            )

@@ -1,0 +1,228 @@
+"""Secrets in what is published: they are replaced by asterisks, byte for byte, in what is sent and nowhere else.
+
+What is masked in the first N bytes of a file depends on these bytes alone. So offsets, sizes and the end of the last
+whole line are those of the local file, and the hub's digest is found again from it at any time. Pure but for `Read`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tr11ops.hub.whole_records import Read, masked_crc
+from tr11ops.secret_shapes import SHAPES, Shape
+
+BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
+PRIVATE_KEY = "private key"
+KEY_LINES = 200  # after its first line: the longest keys have a hundred, and other processes write between them
+_BEGIN = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY")
+_KEY_WORD = b"private key"
+_KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")  # of its body, and its end
+_WORDS: tuple[tuple[bytes, tuple[Shape, ...]], ...] = tuple(
+    (word.encode(), tuple(shape for shape in SHAPES if word in shape.words))
+    for word in dict.fromkeys(word for shape in SHAPES for word in shape.words)
+)
+_HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")  # of a TFRecord, see whole_records
+
+
+@dataclass(frozen=True)
+class Mask:
+    """These bytes stand in what is sent from `start` on. `kind` is that of the secret; "" for a checksum.
+
+    `line` counts from 1; 0 where the file has no lines.
+    """
+
+    start: int
+    content: bytes
+    kind: str
+    line: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.content)
+
+
+class Masks:
+    """The masks of one file, ready to be laid over what is read of it."""
+
+    def __init__(self, masks: Sequence[Mask] = ()) -> None:
+        self._masks = masks
+        self._starts = [mask.start for mask in masks]
+
+    def over(self, data: bytes, offset: int) -> bytes:
+        """The bytes that were read at `offset`, masked."""
+        index = max(0, bisect_right(self._starts, offset) - 1)
+        end, masked = offset + len(data), None
+        for mask in self._masks[index:]:
+            if mask.start >= end:
+                break
+            first, last = max(mask.start, offset), min(mask.end, end)
+            if first < last:
+                masked = bytearray(data) if masked is None else masked
+                masked[first - offset : last - offset] = mask.content[first - mask.start : last - mask.start]
+        return data if masked is None else bytes(masked)
+
+
+def before(masks: Iterable[Mask], end: int) -> tuple[Mask, ...]:
+    """What of the masks lies in the first `end` bytes."""
+    return tuple(
+        mask if mask.end <= end else replace(mask, content=mask.content[: end - mask.start])
+        for mask in masks
+        if mask.start < end
+    )
+
+
+@dataclass
+class Search:
+    """How far a file was looked at, in whole lines or records: `position` bytes, and the masks in them.
+
+    `key_lines` is how many of the next lines may belong to a private key that began before.
+    """
+
+    is_events: bool
+    position: int = 0
+    line: int = 1
+    key_lines: int = 0
+    masks: tuple[Mask, ...] = ()
+
+    def until(self, read: Read, end: int) -> tuple[Mask, ...]:
+        """The masks of exactly the first `end` bytes; no less than was looked at before."""
+        if self.is_events:
+            self._records(read, end)
+        else:
+            self._lines(read, end)
+        rest = replace(self, is_events=False)  # what is no record, or not yet, is looked at as text
+        rest._lines(read, end)
+        if rest.position < end:
+            rest.take(read(rest.position, end - rest.position))
+        return rest.masks
+
+    def take(self, block: bytes) -> None:
+        """Look at the next whole lines."""
+        spans, self.key_lines = _spans(block, self.key_lines)
+        found, seen, line = [], 0, self.line
+        for start, end, kind in spans:
+            line += block.count(b"\n", seen, start)
+            seen = start
+            found.append(Mask(self.position + start, b"*" * (end - start), kind, 0 if self.is_events else line))
+        self.line = line + block.count(b"\n", seen)
+        self.masks += tuple(found)
+        self.position += len(block)
+
+    def _lines(self, read: Read, end: int) -> None:
+        while self.position < end:
+            block = read(self.position, min(BLOCK_BYTES, end - self.position))
+            whole = block.rfind(b"\n") + 1
+            if not whole:
+                if len(block) < BLOCK_BYTES:
+                    return
+                whole = max(block.rfind(b" "), block.rfind(b"\t")) + 1 or len(block)
+            self.take(block[:whole])
+
+    def _records(self, read: Read, end: int) -> None:
+        """Each record is a text of its own; one that has a secret gets the checksum of what is sent."""
+        found: list[Mask] = []
+        for start, data in _events(read, self.position, end):
+            spans, _ = _spans(data, 0)
+            if spans:
+                masks = [Mask(start + first, b"*" * (last - first), kind) for first, last, kind in spans]
+                checksum = masked_crc(Masks(masks).over(data, start))
+                found += [*masks, Mask(start + len(data), _FOOTER.pack(checksum), "")]
+            self.position = start + len(data) + _FOOTER.size
+        self.masks += tuple(found)
+
+
+def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and data of each whole record from `position` on; it ends at what is none."""
+    window, begin = b"", position
+    while True:
+        if len(window) - (position - begin) < _HEADER.size:
+            window, begin = read(position, min(BLOCK_BYTES, end - position)), position
+        header = window[position - begin : position - begin + _HEADER.size]
+        if len(header) < _HEADER.size:
+            return
+        length, checksum = _HEADER.unpack(header)
+        start = position + _HEADER.size
+        following = start + length + _FOOTER.size
+        if masked_crc(header[:8]) != checksum or following > end:
+            return
+        if following - begin > len(window):
+            window, begin = read(start, max(length + _FOOTER.size, min(BLOCK_BYTES, end - start))), start
+        yield start, window[start - begin : start - begin + length]
+        position = following
+
+
+# ----------------------------------------------------------------------------- finding
+def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], int]:
+    """Where the secrets of these lines begin and end, in order and apart; and how long a private key may go on."""
+    lowered = block.lower()
+    suspects: dict[int, list[Shape]] = {}  # by the line's beginning
+    for word, shapes in _WORDS:
+        at = lowered.find(word)
+        while at >= 0:
+            known = suspects.setdefault(block.rfind(b"\n", 0, at) + 1, [])
+            known += [shape for shape in shapes if shape not in known]
+            line_end = lowered.find(b"\n", at)
+            at = lowered.find(word, line_end) if line_end >= 0 else -1
+    found = []
+    for start, shapes_ in suspects.items():
+        line_end = block.find(b"\n", start)
+        line = block[start : line_end if line_end >= 0 else len(block)]
+        found += [
+            (start + first, start + last, shape.kind)
+            for shape in shapes_
+            for first, last in shape.spans(line)
+            if first < last
+        ]
+    if key_lines or _KEY_WORD in lowered:
+        keys, key_lines = _keys(block, key_lines)
+        found += keys
+    return _apart(found), key_lines
+
+
+def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
+    """Where private keys lie. A line that may belong to one is masked where it looks so: others write between."""
+    found, position = [], 0
+    while position < len(block):
+        if not left:
+            begin = _BEGIN.search(block, position)
+            if begin is None:
+                break
+            line_end = _line_end(block, begin.end())
+            end = _END.search(block, begin.end(), line_end)
+            found.append((begin.end(), end.start() if end else line_end, PRIVATE_KEY))
+            left, position = (0, end.end()) if end else (KEY_LINES, line_end + 1)
+            continue
+        line_end = _line_end(block, position)
+        begin, end = _BEGIN.search(block, position, line_end), _END.search(block, position, line_end)
+        if begin and not (end and end.start() < begin.start()):
+            left, position = 0, begin.start()  # it begins once more
+            continue
+        until = end.start() if end else line_end
+        found += [
+            (position + run.start(), position + run.end(), PRIVATE_KEY)
+            for run in _KEY_RUN.finditer(block[position:until])
+        ]
+        left, position = (0, end.end()) if end else (left - 1, line_end + 1)
+    return [span for span in found if span[0] < span[1]], left
+
+
+def _line_end(block: bytes, position: int) -> int:
+    end = block.find(b"\n", position)
+    return end if end >= 0 else len(block)
+
+
+def _apart(found: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """In order, and those that overlap as one."""
+    apart: list[tuple[int, int, str]] = []
+    for start, end, kind in sorted(found, key=lambda span: (span[0], -span[1])):
+        if apart and start < apart[-1][1]:
+            first, last, known = apart[-1]
+            apart[-1] = (first, max(last, end), known)
+        else:
+            apart.append((start, end, kind))
+    return apart
