@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.records import AttemptVerdict
-from tr11ops.cluster.base import Job, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.detect.signs import is_held
 from tr11ops.evidence import cause, observed
 from tr11ops.launch.queue import array_number
@@ -70,7 +70,7 @@ def hold(
             if must_record:
                 raise
             unrecorded = cause(error)
-    return replace(_each(wanted, scheduler.hold), unrecorded=unrecorded)
+    return replace(_each(wanted, scheduler.hold, scheduler, True), unrecorded=unrecorded)
 
 
 def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
@@ -86,14 +86,15 @@ def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
 
 def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler) -> Held:
     """Release what was held, and take it off the record."""
-    result = _each(tuple(numbers), scheduler.release)
+    result = _each(tuple(numbers), scheduler.release, scheduler, False)
     left = [entry for entry in _read(directory) if entry["job"] not in result.done]
     if _path(directory).exists():
         write_json(_path(directory), {"schema": HOLDS_SCHEMA, "holds": left})
     return result
 
 
-def _each(numbers: tuple[str, ...], change: Any) -> Held:
+def _each(numbers: tuple[str, ...], change: Callable[[str], None], scheduler: Scheduler, held: bool) -> Held:
+    """A refusal is not believed where the queue shows otherwise: Slurm may answer so for a task that has ended."""
     done: list[str] = []
     refused: list[tuple[str, str]] = []
     for number in numbers:
@@ -101,8 +102,21 @@ def _each(numbers: tuple[str, ...], change: Any) -> Held:
             change(number)
             done.append(number)
         except SchedulerError as error:
-            refused.append((number, cause(error)))
+            if not isinstance(error, SchedulerUnreachable) and _is_so(scheduler, number, held):
+                done.append(number)
+            else:
+                refused.append((number, cause(error)))
     return Held(tuple(done), tuple(refused))
+
+
+def _is_so(scheduler: Scheduler, number: str, held: bool) -> bool:
+    """Whether work of this number waits, and all that waits is held, or none of it."""
+    try:
+        jobs = scheduler.jobs()
+    except SchedulerError:
+        return False
+    waiting = [job for job in jobs if job.state is JobState.PENDING and number in {array_number(job), job.raw_id}]
+    return bool(waiting) and all(is_held(job) is held for job in waiting)
 
 
 def _path(directory: RunDirectory) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.tr11ops.cli.test_launch_cli import run_directory
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.cluster.local import LocalScheduler
 from tr11ops.holds import held_by_tr11, to_hold
 from tr11ops.journal import read_journal
 from tr11ops.stop import Receipts, receipts
@@ -63,6 +65,27 @@ def test_what_waits_is_held_at_once_and_resume_releases_it_and_nothing_else(benc
     assert tr11(bench, "resume", "--json").json["action"] == "nothing"
     kinds = [entry.kind for entry in read_journal(directory.journal).entries]
     assert kinds[-3:] == ["kill-switch-set", "held", "resumed"]
+
+
+def test_a_refusal_is_not_believed_where_the_queue_shows_that_it_was_done(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm answers for an array's ended tasks with an error, and holds or releases those that wait all the same."""
+    bench.block()
+    bench.launch("--array", "1-10")
+    for name in ("hold", "release"):
+        real = getattr(LocalScheduler, name)
+
+        def change_and_refuse(edge: LocalScheduler, job_id: str, real: Callable[..., None] = real) -> None:
+            real(edge, job_id)
+            raise SchedulerError("Job update not available right now, the DB index is being set, try again in a bit")
+
+        monkeypatch.setattr(LocalScheduler, name, change_and_refuse)
+    stopped = tr11(bench, "kill", "--yes", "--json")
+    assert (stopped.code, stopped.json["held"], len(held(bench))) == (0, ["2"], 1)
+    done = tr11(bench, "resume", "--yes", "--json")
+    assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
+    assert held_by_tr11(run_directory(bench)) == frozenset() and "stays held" not in done.err
 
 
 def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:
