@@ -152,7 +152,8 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     yield f"  {lines[-1]}"
     if not policy.reads_replies:
         line = f"ack {alerts[0].fingerprint}"
-        yield from wrapped(f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/")
+        each = ", and a file for each other alert" if len(alerts) > 1 else ""
+        yield from wrapped(f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}")
         yield "Replies to this mail are not read (alerts.imap_host is not set)."
 
 

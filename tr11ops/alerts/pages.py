@@ -11,6 +11,7 @@ from tr11ops.shipped import shipped
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _EMPHASIS = re.compile(r"(?<![\w`])\*{1,2}([^*`]+)\*{1,2}")
 _BULLET = re.compile(r"(- |\d+\. )")
+_RULE = re.compile(r"[|\s:-]+")  # the line between a table's head and its rows
 
 
 def page_lines(page: str, width: int) -> tuple[str, ...]:
@@ -26,7 +27,8 @@ def page_lines(page: str, width: int) -> tuple[str, ...]:
 def _lines(text: str, width: int) -> Iterator[str]:
     paragraph: list[str] = []
     is_code = False
-    for line in [*text.splitlines(), ""]:
+    for source in [*text.splitlines(), ""]:
+        line = source if is_code else _row_as_bullet(source)
         is_fence = line.startswith("```")
         if paragraph and (is_fence or is_code or not line.strip() or _BULLET.match(line)):
             yield from _wrapped(" ".join(paragraph), width)
@@ -39,6 +41,14 @@ def _lines(text: str, width: int) -> Iterator[str]:
             yield ""
         elif not line.startswith("# "):  # the mail names the page itself
             paragraph.append(line.strip())
+
+
+def _row_as_bullet(line: str) -> str:
+    """A row of a table as an item of a list: the first cell, then what is said of it; other lines as they are."""
+    if not line.startswith("|"):
+        return line
+    first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
+    return "" if _RULE.fullmatch(line) else f"- {first}: {' -> '.join(others)}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -30,10 +30,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence = [f"{len(nodes)} nodes{f' in {partition}' if partition else ''}, {usable} usable, {needed} needed"]
     evidence += [f"not usable: {_some(gone)}"] if gone else []
     evidence += [f"excluded by the run: {_some(kept_off)}"] if kept_off else []
+    trains = bool(signs.active_jobs(snapshot))
     yield Finding(
         NAME,
-        Severity.WARNING if signs.active_jobs(snapshot) else Severity.CRITICAL,
-        f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no attempt can start",
+        Severity.WARNING if trains else Severity.CRITICAL,
+        f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no {'further ' * trains}attempt can start",
         subject=partition,
         evidence=tuple(evidence),
         fix=signs.command(snapshot, "nodes check --due" if kept_off else "nodes list"),

@@ -218,9 +218,17 @@ def test_each_page_is_plain_text_with_all_its_commands(page: object) -> None:
     lines = page_lines(page.name, 78)
     text = "\n".join(lines)
     assert "```" not in text and "**" not in text and "](" not in text
+    assert not any("|" in line for line in lines if not line.startswith("    "))
     assert max(len(line) for line in lines if not line.startswith("    ")) <= 78
     for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         assert all(f"    {line}".rstrip() in lines for line in block.splitlines())
+
+
+def test_each_row_of_a_table_is_an_item_of_a_list() -> None:
+    lines = page_lines("array-held.md", 78)
+    assert "- `storage`: disk full, quota, read-only file system -> make room, or have it" in lines
+    start = lines.index("- why: what it was -> what to do")
+    assert lines[start + 1] == "" and lines[start + 2].startswith("- `refused`, `configuration`: ")
 
 
 def test_a_page_that_is_not_there_is_left_out() -> None:

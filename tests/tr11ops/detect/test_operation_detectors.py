@@ -96,6 +96,13 @@ def test_a_bad_node_that_the_cap_leaves_in_use_is_named_and_is_no_spare() -> Non
     assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
 
 
+def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
+    (finding,) = nodes_short.detect(operated(exclusions=excluded(2), nodes=nodes(bad=3)))
+    assert finding.title.endswith("are needed: no further attempt can start")
+    (finding,) = nodes_short.detect(queued(exclusions=excluded(2), nodes=nodes(bad=3)))
+    assert finding.title.endswith("are needed: no attempt can start")
+
+
 # what is wrong, what is seen, which detector, what it says
 SECRET = FoundSecret("logs/main/main_log.txt", "AWS access key", 12, NOW - 60)
 TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
