@@ -37,15 +37,23 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
         if default.is_file():
             return default
         rule = "no run card: there is no tr11.toml here and neither --run nor $TR11_RUN is given"
-        raise CardError(str(directory), [Problem("run card", None, rule, f"use --run PATH, or {_shipped_names()}")])
+        raise CardError(
+            str(directory),
+            [Problem("run card", None, rule, f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}")],
+        )
     if "\0" not in named and (directory / named).exists():
         return directory / named
     stem = named.removesuffix(".toml")
     if stem in shipped_cards():
         return shipped_folder() / f"{stem}.toml"
     near = nearest(stem, shipped_cards())
-    fix = f"did you mean {near!r}?" if near else f"give a path, or {_shipped_names()}"
+    fix = f"did you mean {near!r}?" if near else f"{_to_make(named)}give another path, or {_shipped_names()}"
     raise CardError("command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)])
+
+
+def _to_make(named: str) -> str:
+    """How to get a card that is named like a file and is not there; the name is shown with the key already."""
+    return "write one with `tr11 init -o PATH`, " if named.endswith(".toml") else ""
 
 
 def _shipped_names() -> str:

@@ -168,7 +168,9 @@ def test_undefined_variables_are_named_once_each() -> None:
 
 # ----------------------------------------------------------------------------- which card
 def test_which_card(tmp_path: Path) -> None:
-    with pytest.raises(CardError, match=r"no tr11.toml here .*; use --run PATH, or a shipped card: demo, "):
+    with pytest.raises(
+        CardError, match=r"no tr11.toml here .*; write one with `tr11 init`, use --run PATH, or a shipped card: demo, "
+    ):
         find_card(None, {}, tmp_path)
     (tmp_path / "tr11.toml").write_text("")
     (tmp_path / "mine.toml").write_text("")
@@ -182,7 +184,7 @@ def test_which_card(tmp_path: Path) -> None:
         find_card("dmo", {}, tmp_path)
     with pytest.raises(CardError, match="--run = '': is empty; give a path, or leave --run out"):
         find_card("", {"TR11_RUN": "demo"}, tmp_path)  # an unset variable of a script is not a choice
-    with pytest.raises(CardError, match=r"\$TR11_RUN = 'a/b.toml': is neither a file nor a shipped card"):
+    with pytest.raises(CardError, match=r"'a/b.toml': is neither a file .*; write one with `tr11 init -o PATH`, "):
         find_card(None, {"TR11_RUN": "a/b.toml"}, tmp_path)
 
 

@@ -46,6 +46,7 @@ def init(
       tr11 init --from tr11-176B-ml -o big.toml --yes --set run.name=big --set data.prefixes='["corpus/text_document"]'
     """
     from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
+    from tr11ops.runcard_load import read_tables
 
     if output.exists() and not force:
         raise Refusal(f"{output} is there: nothing was written; use -o FILE, or --force to replace it")
@@ -71,6 +72,8 @@ def init(
     )
     tables = _completed(starter_tables(base, answers), asker, overrides or [])
     _write(output, starter_text(tables, answers, site, source.name))
+    if "rehearsal" in read_tables(source):
+        say(f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)")
     say(f"written: {output}; look it over, then `tr11 doctor --run {output}`")
 
 

@@ -38,6 +38,14 @@ def test_a_card_is_written_loads_and_passes_the_doctor(bench: LocalBench) -> Non
     assert load_card(bench.folder / "tr11.toml").run.name == "other"
 
 
+def test_what_a_rehearsal_leaves_behind_is_said(bench: LocalBench) -> None:
+    words = ("init", "--scheduler", "local", "--yes", "--set", "model.sequence_length=16")
+    answer = bench.tr11(*words, "--from", "rehearsal", "-o", "copy.toml")
+    assert answer.code == 0 and "[rehearsal] of rehearsal.toml is left out: this card trains" in answer.err
+    assert "\n[rehearsal]" not in (bench.folder / "copy.toml").read_text()
+    assert "[rehearsal]" not in bench.tr11(*words).err
+
+
 def test_nobody_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     words = ("init", "--scheduler", "local")
     assert "add --yes" in bench.tr11(*words).err
