@@ -105,7 +105,7 @@ def show_remote(
     if place.path and variant is not None:
         raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
     path = place.path or REMOTE_PATH.format(variant=variant or "main")
-    patience = Patience(time.sleep, say, spread=0.2)
+    patience = Patience(time.sleep, say, spread=0.2, most=300.0)
     if every is not None:
         patience = replace(patience, tries=None, longest=every)
     log = RemoteLog(place.file(path), token, patience)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tr11ops.hub.outside import Outside, RemoteView
 
 WATCH_SECONDS = 300.0
+LONGEST_WAIT_SECONDS = 60.0  # of one look: longer than that nobody sits before a terminal
+LONGEST_WATCH_WAIT_SECONDS = 900.0  # between two looks, whatever the hub asks for
 SHORTEST_WATCH_SECONDS = 30.0  # the hub is everybody's, and the run's news are hourly
 WIDEST = 132
 UNOBSERVED = 3
@@ -79,7 +81,7 @@ class RemoteEye:
             raise Refusal(f"{where}: {error}") from None
         except RemoteAway as error:
             words = str(error) if self.is_watching else f"{where}: {error}: nothing may be concluded"
-            raise HubSilent(words, error.wait) from None
+            raise HubSilent(words, min(error.wait, LONGEST_WATCH_WAIT_SECONDS)) from None
         except NoSuchVariant as error:
             shown = ", ".join(error.variants[:20]) or "none"
             raise Refusal(f"{where}: choose a variant with --variant; there are logs of: {shown}", 2) from None
@@ -125,7 +127,7 @@ def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
-    patience = Patience(time.sleep, say, tries=1 if watch else 3, longest=20.0, spread=0.2)
+    patience = Patience(time.sleep, say, tries=1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
     return RemoteEye(place.name, Outside(place, None if token is None else token.reveal(), patience, variant))
 
 

@@ -27,6 +27,7 @@ from tr11ops.hub.base import (
     Repository,
 )
 from tr11ops.hub.credentials import Credentials
+from tr11ops.units import duration
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -242,6 +243,9 @@ class Hub:
                 end, pause = now + patience.seconds, FIRST_WAIT_SECONDS
             delay = max(pause * (0.5 + patience.chance()), failure.wait)
             if now + delay > end:
+                if failure.wait > patience.seconds:
+                    words = f"{failure}, and asks for {duration(failure.wait)} of silence: not waited for"
+                    raise HubAway(words, failure.wait) from None
                 raise failure from None
             if patience.say is not None and str(failure) != said:
                 said = str(failure)

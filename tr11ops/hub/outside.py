@@ -19,7 +19,7 @@ from tr11ops.hub.published import FILE_NAME, read_published
 from tr11ops.logs.asking import MISSING, TIMEOUT_SECONDS, Patience, RemoteAway, RemoteRefused, ask
 from tr11ops.logs.remote import RemoteLog
 
-LARGEST_FACTS_BYTES = 64 << 20
+LARGEST_FACTS_BYTES = 8 << 20  # some ten thousand files; parsed, it is twenty times as large
 LARGEST_STATUS_BYTES = 1 << 20
 TAIL_BYTES = (256 << 10, 4 << 20)  # the second where no step is in the first
 MOST_VARIANTS = 8  # whose logs are compared to find the newest

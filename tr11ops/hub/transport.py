@@ -18,10 +18,12 @@ from huggingface_hub import constants, hf_api, lfs
 from huggingface_hub.utils import get_session
 from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
 
+from tr11ops.hub.base import HubRefused
 from tr11ops.redact import redact
 from tr11ops.retry_after import wait_of
 
 CONNECT_SECONDS = 15.0
+LARGEST_ANSWER_BYTES = 64 << 20
 _PASSING = frozenset({408, 425, 429})  # and all from 500
 _WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when they are silenced
 _LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
@@ -49,7 +51,10 @@ class _Client(httpx2.Client):
         request.extensions = {**request.extensions, "timeout": self._seconds}
         host = request.url.host
         try:
-            response = super().send(request, **options)
+            is_streamed = options.pop("stream", False)
+            response = super().send(request, stream=True, **options)
+            if not is_streamed:
+                _read(response, host)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
         if response.status_code in _PASSING or response.status_code >= 500:
@@ -58,6 +63,20 @@ class _Client(httpx2.Client):
                 f"{host} answers {response.status_code}", response.status_code, wait_of(response.headers, time.time())
             )
         return response
+
+
+def _read(response: httpx2.Response, host: str) -> None:
+    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises HubRefused."""
+    pieces, size = [], 0
+    try:
+        for piece in response.iter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > LARGEST_ANSWER_BYTES:
+                raise HubRefused(f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB")
+    finally:
+        response.close()
+    response._content = b"".join(pieces)  # where the library's own `read` leaves it
 
 
 class _Redacting(logging.Filter):

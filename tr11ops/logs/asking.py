@@ -5,6 +5,7 @@ The token goes to the hub alone, never to another machine that the hub redirects
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 import time
@@ -15,11 +16,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException, HTTPMessage
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from tr11ops.hub.address import host_of
 from tr11ops.retry_after import wait_of
+from tr11ops.units import duration
 
 T = TypeVar("T")
 
@@ -51,8 +53,10 @@ class RemoteAway(Exception):
 @dataclass(frozen=True)
 class Patience:
     """What happens when the network fails: the waits double up to `longest` seconds, after `tries` (None: never) it is
-    given up. `say` tells the person, once for each kind of failure. `spread` (0..1) is by how much a wait may be longer
-    by chance, so that those who failed together do not ask again together.
+    given up; and at once where the hub asks for a longer wait than `most` seconds.
+
+    `say` tells the person, once for each kind of failure. `spread` (0..1) is by how much a wait may be longer by
+    chance, so that those who failed together do not ask again together.
     """
 
     sleep: Callable[[float], None]
@@ -60,6 +64,7 @@ class Patience:
     tries: int | None = TRIES
     longest: float = 300.0
     spread: float = 0.0
+    most: float = LONGEST_WAIT_SECONDS
 
     def until_answered(self, question: Callable[[], T], host: str) -> T:
         """What `question` returns once it does. Raises RemoteAway when patience is at its end, and RemoteRefused."""
@@ -70,7 +75,10 @@ class Patience:
             except RemoteAway as failure:
                 if attempt == self.tries:
                     raise
-                delay = max(min(wait, self.longest), min(failure.wait, LONGEST_WAIT_SECONDS))
+                if failure.wait > self.most and self.tries is not None:
+                    words = f"{failure}, and asks for {duration(failure.wait)} of silence: not waited for"
+                    raise RemoteAway(words, failure.wait) from None
+                delay = max(min(wait, self.longest), min(failure.wait, self.most))
                 delay *= 1 + self.spread * random.random()
                 if str(failure) != said:
                     said = str(failure)
@@ -129,6 +137,14 @@ def _origin(address: str) -> tuple[str, str]:
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect; the token goes along only to the very same place that it was meant for."""
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage
+    ) -> Any:
+        fp.close()  # its body is of no use, and may have no end: the library would read it
+        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self,

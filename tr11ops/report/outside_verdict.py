@@ -57,11 +57,14 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
     if over:
         return OutsideVerdict(word, age, interval, stale, "the training is finished", 0, *_answer(published))
     if published is None:
-        line = "the run publishes no status: its log alone tells" if view.log is not None else "nothing tells of it"
-        return OutsideVerdict(None, age, interval, stale, line, 3 if age is None or view.log is None else 0)
+        why = view.trouble or "the run publishes no status"
+        line = f"{why}: its log alone tells, and not how the run is" if view.log is not None else f"{why}, and no log"
+        return OutsideVerdict(None, age, interval, stale, line, 3)
     said, code = published.get("line"), published.get("exit_code")
     sentence = said[:200] if isinstance(said, str) and said else "the run says no more"
     exit_code = code if isinstance(code, int) and code in EXIT_CODES and age is not None else 3
+    if word is Word.UNKNOWN and not exit_code:  # a word of a later version, or none
+        exit_code = 3
     return OutsideVerdict(word, age, interval, stale, sentence, exit_code, *_answer(published))
 
 

@@ -200,3 +200,34 @@ def test_on_and_on_until_a_signal(log, bench, hub_server):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and err.splitlines()[-1] == "ended"
     assert not [secret for secret in hub_server.secrets() if secret in out + err]
+
+
+# ----------------------------------------------------------------------------- secrets, and who may read
+def test_a_secret_is_told_once_and_ended_by_a_person(sync, log, hub_server):
+    secret = hub_server.token
+    log.write_bytes(LINE + f"login with {secret}\n".encode())
+    first = sync()
+    assert first.code == 0 and "line 2: Hugging Face token: masked at the hub, not here" in first.err
+    assert secret not in first.out + first.err and secret.encode() in log.read_bytes()
+    assert secret.encode() not in hub_server.files(REPOSITORY)["logs/main/main_log.txt"]
+    assert "masked" not in sync().err
+    masked = [{"path": "logs/main/main_log.txt", "kind": "Hugging Face token", "line": 2}]
+    assert json.loads(sync("--json").out)["masked"] == masked
+    assert sync("--revoked").out == "logs/main/main_log.txt line 2: Hugging Face token: revoked\n"
+    assert sync("--revoked").out == "no secret is open\n"
+    assert sync("--revoked", "--dry-run").code == 2
+
+
+def test_a_public_repository_wants_a_word(sync, log, hub_server):
+    hub_server.create(REPOSITORY, private=False)
+    refused = sync()
+    assert refused.code == 1 and "is public: everybody will read these logs" in refused.err
+    assert sync("--dry-run").code == 0 and set(hub_server.files(REPOSITORY)) == {".gitattributes"}
+    assert sync("--public", "--dry-run").code == 2
+    assert sync("--public").code == 0 and sync().code == 0
+    assert hub_server.files(REPOSITORY)["logs/main/main_log.txt"] == LINE
+
+
+def test_the_card_may_want_the_logs_public(sync, log, hub_server):
+    hub_server.create(REPOSITORY, private=False)
+    assert sync(changes=("hub.private=false",)).code == 0

@@ -230,6 +230,16 @@ def test_silence_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_w
     assert said[0] == "science/logs: 127.0.0.1 gives no answer (silent for too long): trying again in 1 s"
 
 
+def test_an_answer_larger_than_any_is_not_read_to_its_end(
+    hub_server: HubServer, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_server.create(LOGS.name)
+    monkeypatch.setattr("tr11ops.hub.transport.LARGEST_ANSWER_BYTES", 1 << 20)
+    hub_server.garble("info", body="[" * (3 << 20))
+    with pytest.raises(HubRefused, match="answers with more than 1 MiB"):
+        make_hub().head(LOGS)
+
+
 def test_patience_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]) -> None:
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=100.0)
@@ -239,7 +249,7 @@ def test_patience_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_
     assert hub_waits == [1, 2, 4, 8, 16, 32]  # the next would be past the end
     hub_server.mend()
     hub_server.fail("info", 429, headers={"RateLimit": '"api";r=0;t=2000', "Retry-After": "12"})
-    with pytest.raises(HubAway, match="answers 429") as away:
+    with pytest.raises(HubAway, match=r"answers 429, and asks for 33 min .*: not waited for") as away:
         hub.head(LOGS)
     assert away.value.wait == 2000.0 and len(hub_waits) == 6  # a wait past the end is not begun
     assert hub.head(LOGS)

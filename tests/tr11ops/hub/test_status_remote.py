@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from tests.tr11ops.test_status_screen import keys_below
 from tr11ops.cli.main import execute
 from tr11ops.hub.address import Place, place_of
 from tr11ops.hub.log_end import end_of_log
-from tr11ops.hub.outside import Facts, NoSuchVariant, Outside, RemoteView
+from tr11ops.hub.outside import LARGEST_FACTS_BYTES, Facts, NoSuchVariant, Outside, RemoteView
 from tr11ops.hub.published import read_published
 from tr11ops.logs.asking import Patience, RemoteAway, RemoteRefused
 from tr11ops.report.outside import render_outside
@@ -81,7 +84,8 @@ def test_a_repository_with_a_log_alone(hub: Hub) -> None:
     shown = screen_of(view)
     assert "LOG ONLY  big/logs / main" in shown and "As of 2022-05-01 12:00 UTC, 1 h 00 min ago." in shown
     assert "102 d" in shown and "of training left" in shown  # 84,092 steps of 105 s
-    assert judge_outside(view).exit_code == 0 and outside_document(view)["verdict"] is None
+    assert judge_outside(view).exit_code == 3 and outside_document(view)["verdict"] is None
+    assert "publishes no status" in judge_outside(view).line
     assert judge_outside(replace(view, time=NOW + 4 * HOUR)).exit_code == 1
 
 
@@ -227,9 +231,69 @@ def test_an_empty_repository_and_a_strange_one(hub: Hub) -> None:
     hub.files, hub.commit = {"status.json": b"{", LOG: b""}, "e" * 40
     view = outside(hub).look(NOW)
     assert view.trouble == "status.json is no JSON" and "status.json is no JSON" in screen_of(view)
+    assert judge_outside(view).exit_code == 3
     hub.commit = ""
     with pytest.raises(RemoteRefused, match="nothing was ever synchronised"):
         outside(hub).look(NOW)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", "is no JSON"), (b'{"run": {}, "schema": 99}', "schema"), (b"{}", "no status of a run")],
+)
+def test_a_status_that_cannot_be_used_is_not_said_to_be_missing(hub: Hub, content: bytes, words: str) -> None:
+    hub.files["status.json"] = content
+    view = outside(hub).look(NOW)
+    verdict, shown = judge_outside(view), " ".join(screen_of(view).split())
+    assert verdict.exit_code == 3 and words in verdict.line and words in shown
+    assert "publishes no status" not in shown
+
+
+def test_a_verdict_that_is_not_known_here_is_no_health(hub: Hub) -> None:
+    hub.files["status.json"] = status_bytes(verdict="splendid", exit_code=0)
+    assert judge_outside(outside(hub).look(NOW)).exit_code == 3
+
+
+def test_a_hub_that_wants_an_hour_is_not_waited_for_and_it_is_said() -> None:
+    slept: list[float] = []
+    said: list[str] = []
+
+    def busy() -> None:
+        raise RemoteAway("hub.example answers 429", 3600.0)
+
+    with pytest.raises(RemoteAway, match=r"429, and asks for 1 h .*: not waited for") as caught:
+        Patience(slept.append, said.append, tries=3, most=60.0).until_answered(busy, "hub.example")
+    assert caught.value.wait == 3600.0 and not slept and not said
+
+
+@pytest.mark.parametrize("status", [200, 302, 404])
+def test_an_answer_without_an_end_is_read_no_further_than_needed(status: int) -> None:
+    passed = threading.Event()
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "/elsewhere/nothing")
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(4 * LARGEST_FACTS_BYTES >> 20):
+                    self.wfile.write(b"[" * (1 << 20))
+                passed.set()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        place = place_of("big/logs", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises((RemoteRefused, RemoteAway)):
+            Outside(place, None, Patience(lambda seconds: None, lambda text: None, tries=1)).look(NOW)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert not passed.is_set()
 
 
 def test_a_hostile_status_shows_no_escape_and_breaks_nothing(hub: Hub) -> None:
