@@ -11,7 +11,7 @@ import pytest
 from tests.tr11ops.backup.copy_cases import contents, copy, make_archive
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.catalogue import find_resumable
+from trainer.checkpoint.catalogue import CheckpointError, find_resumable
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.contract import Manifest
@@ -56,4 +56,5 @@ def test_inspect_reshape_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert {path for path in light if path != "manifest.json"} == {
             file.path for file in receipt.files if file.path != "manifest.json"
         }
-        assert find_resumable(place.parent, "digests", True, lambda line: None) == 5
+        with pytest.raises(CheckpointError, match="it holds weights alone, from which no training resumes"):
+            find_resumable(place.parent, "digests", True, lambda line: None)
