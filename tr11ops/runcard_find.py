@@ -90,7 +90,7 @@ def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
         and isinstance(directory, str)
         and "\0" not in directory
         and os.path.realpath(folder) != os.path.realpath(current)
-        and not (folder / directory / "state").is_dir()
+        and not _is_folder(folder / directory / "state")
         and _has_run(current / directory, name)
     ):
         return PathBase(current, "recorded")
@@ -103,6 +103,14 @@ def _folder_of(card: Path, current: Path) -> Path:
     if path.is_symlink() or ".." in path.parts:
         path = Path(os.path.realpath(path))
     return path.parent
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder that can be seen; a path that is not allowed, or too long, is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _has_run(directory: Path, name: str) -> bool:

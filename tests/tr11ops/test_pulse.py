@@ -240,6 +240,19 @@ def test_the_command_launches_what_is_gone_once_and_says_what_it_did(bench: Loca
     assert log.count("***ALERT") == 3 and log.count("submitted as job") == 1
 
 
+def test_what_a_person_launched_beside_a_namesake_is_launched_again_beside_it(bench: LocalBench) -> None:
+    bench.block()
+    assert bench.launch("--array", "1-2").code == 0
+    bench.card = write_card(bench.folder / "elsewhere")
+    assert bench.launch("--array", "1-2").code == 1
+    assert bench.launch("--array", "1-2", "--allow-namesake").code == 0
+    mine = max((job for job in bench.living() if job.name == "small"), key=lambda job: int(job.array_id or job.raw_id))
+    bench.scheduler.cancel(mine.array_id or mine.raw_id)
+    bench.wait(lambda jobs: all(one.raw_id != mine.raw_id or one.state.is_final for one in jobs))
+    done = bench.tr11("pulse", "--run", str(bench.card), "--no-email", "--act", "--json").json
+    assert [(one["action"], one["result"]) for one in done["actions"]] == [("resubmit", "done")], done["actions"]
+
+
 def test_an_array_that_is_none_is_said_in_one_line(bench: LocalBench) -> None:
     bench.block()
     assert bench.launch("--array", "1-2").code == 0

@@ -121,5 +121,21 @@ def test_another_runs_directory_of_that_name_is_not_taken(home: Path, tmp_path: 
 def test_what_cannot_be_read_of_an_older_run_does_not_hide_it(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "scratch" / "run" / "state" / "submissions" / "20260102-000000-00000000"
     folder.mkdir(parents=True)
-    (folder / "card.json").write_text("{")
+    for text in ("{", "[]"):
+        (folder / "card.json").write_text(text)
+        assert old_run(home, tmp_path)[1].reason == "recorded"
+
+
+def test_a_folder_that_cannot_be_looked_at_holds_no_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_dir raises for what it may not see, or for too long a name, before Python 3.13."""
+    is_dir = Path.is_dir
+
+    def strict(path: Path) -> bool:
+        if path == home / "run" / "state":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", strict)
     assert old_run(home, tmp_path)[1].reason == "recorded"

@@ -109,8 +109,9 @@ def _hands(run: str | None, overrides: list[str] | None, hand: Scheduler) -> Han
     from tr11ops.runcard import CardError
 
     def launch(array: str, after: str | None) -> LaunchJob:
+        # a person has launched this run already: a job of the same name elsewhere must not keep it down
         try:
-            return prepare(run, overrides or [], hand.name, array=array, after=after)
+            return prepare(run, overrides or [], hand.name, array=array, after=after, allow_namesake=True)
         except (CardError, Refusal) as error:  # the card has changed since the look, or its array is none
             raise SchedulerError(" ".join(str(error).split())) from None
 

@@ -3,7 +3,8 @@
     RUN DIRECTORY/cron.hourly/*.slurm     CARD'S FOLDER/cron.hourly/*.slurm     and cron.daily in both
 
 Of two of one name the run directory's counts. A script runs in the name of whoever has the rounds run, so it must be
-theirs alone to change. Those that tr11 ships (`tr11-pulse.slurm`) name jobs of the table, and are left out here.
+theirs alone to change, and so must its folder: run directories are often a group's. Those that tr11 ships
+(`tr11-pulse.slurm`) name jobs of the table, and are left out here.
 """
 
 from __future__ import annotations
@@ -41,15 +42,25 @@ def drop_ins(card: RunCard, roots: Iterable[Path]) -> tuple[PeriodicJob, ...]:
     found = []
     for root in roots:
         for folder, chain in FOLDERS:
+            fault = _folder_fault(root / folder)
             for path in _scripts(root / folder):
-                found.append(_job(card, path, chain))
+                found.append(_job(card, path, chain, fault or _fault(path)))
     return tuple(found)
 
 
 def script_command(script: Path) -> list[str]:
-    """How sbatch would run it: by the interpreter that its first line names, else by bash."""
+    """How sbatch would run it: by the interpreter that its first line names, else by bash.
+
+    Raises ValueError for a script that must not be run, though it was asked for by name, and for an odd first line.
+    """
+    fault = _folder_fault(script.parent) or _fault(script)
+    if fault:
+        raise ValueError(fault)
     first = _head(script).partition("\n")[0]
-    words = shlex.split(first[2:]) if first.startswith("#!") else []
+    try:
+        words = shlex.split(first[2:]) if first.startswith("#!") else []
+    except ValueError as error:
+        raise ValueError(f"the first line of {script} is no command: {error}") from None
     return [*(words or ["/bin/bash"]), str(script)]
 
 
@@ -61,9 +72,8 @@ def _scripts(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.endswith(SUFFIX) and not name.startswith((".", SHIPPED))]
 
 
-def _job(card: RunCard, path: Path, chain: ChainName) -> PeriodicJob:
+def _job(card: RunCard, path: Path, chain: ChainName, unwanted: str) -> PeriodicJob:
     limit = card.cron.hourly_time_limit if chain == "hourly" else card.cron.daily_time_limit
-    unwanted = _fault(path)
     if not unwanted:
         asked = _TIME.search(_head(path))
         try:
@@ -86,12 +96,32 @@ def _name(path: Path) -> str:
     return (text if text[0].isalpha() and not text.startswith("chain-") else f"script-{text}")[:64].rstrip("-")
 
 
-def _fault(path: Path) -> str:
-    """Why a script is not run, and what to type; "" when it may be."""
+def _folder_fault(folder: Path) -> str:
+    """Why no script of a folder is run, and what to type; "" when its scripts may be.
+
+    Who can change a folder decides which script lies in it, and may put another user's private file there by a link.
+    """
     try:
-        status = path.stat()
+        status = folder.lstat()
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    if stat.S_ISLNK(status.st_mode):
+        return f"{folder} is a link: make a folder of your own there (mkdir -m 755)"
+    if status.st_uid not in {0, os.geteuid()}:
+        return f"{folder} belongs to another user: only their own rounds run its scripts"
+    if status.st_mode & 0o022:
+        return f"others may change the folder: chmod go-w {shlex.quote(str(folder))}"
+    return ""
+
+
+def _fault(path: Path) -> str:
+    """Why a script is not run, and what to type; "" when it may be. A link is not followed."""
+    try:
+        status = path.lstat()
     except OSError as error:
         return f"{path}: {error.strerror}"
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a link: put the script itself there"
     if not stat.S_ISREG(status.st_mode):
         return f"{path} is not a file"
     if status.st_uid not in {0, os.geteuid()}:

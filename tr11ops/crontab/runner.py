@@ -223,7 +223,7 @@ def _run(place: Place, job: PeriodicJob, seconds: float, folder: ClaimFolder, mi
     steady = time.monotonic()
     try:
         child = Child(place.command(job), place.environment, place.folder, output.feed)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a script that must not, or cannot, be run
         return _end(place, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
     try:
         folder.write(replace(mine, child=mark(child.pid)))

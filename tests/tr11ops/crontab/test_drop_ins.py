@@ -24,6 +24,7 @@ from trainer.contract import RunPaths
 
 def drop(folder: Path, name: str, text: str, mode: int = 0o644) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
     path = folder / name
     path.write_text(text)
     path.chmod(mode)
@@ -48,7 +49,7 @@ def test_scripts_become_jobs(tmp_path: Path) -> None:
     assert usage.script is not None and locate.script is not None
     assert script_command(usage.script) == ["/bin/sh", str(usage.script)]
     assert script_command(locate.script)[:3] == ["/usr/bin/env", "-S", "python3"]
-    assert "chmod go-w" in jobs["open"].unwanted and "No such file" in jobs["lost"].unwanted
+    assert "chmod go-w" in jobs["open"].unwanted and "is a link" in jobs["lost"].unwanted
     assert jobs["odd"].unwanted.startswith("#SBATCH --time of")
     assert all(job_file(RunDirectory(RunPaths(tmp_path, "small", "main"), tmp_path), name) for name in jobs)
 
@@ -59,6 +60,33 @@ def test_another_users_script_is_not_run_in_this_ones_name(tmp_path: Path) -> No
         os.chown(path, 12345, 12345)
         [job] = drop_ins(card(tmp_path), (tmp_path,))
         assert "belongs to another user" in job.unwanted
+
+
+def test_a_link_to_a_private_file_and_a_folder_that_others_may_change_are_refused(tmp_path: Path) -> None:
+    """A run directory is often a group's: who may put a name there must not choose what runs as somebody else."""
+    private = drop(tmp_path / "home", "notes.txt", "password", 0o600)
+    hourly, daily, elsewhere = tmp_path / "cron.hourly", tmp_path / "cron.daily", tmp_path / "elsewhere"
+    drop(hourly, "mine.slurm", "true")
+    (hourly / "x.slurm").symlink_to(private)
+    drop(elsewhere, "other.slurm", "true")
+    daily.symlink_to(elsewhere)
+
+    def faults() -> dict[str, str]:
+        return {job.name: job.unwanted for job in drop_ins(card(tmp_path), (tmp_path,))}
+
+    assert (
+        faults()["mine"] == "" and "x.slurm is a link" in faults()["x"] and "cron.daily is a link" in faults()["other"]
+    )
+    with pytest.raises(ValueError, match="is a link"):
+        script_command(hourly / "x.slurm")
+    hourly.chmod(0o2775)
+    assert faults()["mine"] == f"others may change the folder: chmod go-w {hourly}"
+    with pytest.raises(ValueError, match="chmod go-w"):  # as `tr11 cron run mine` asks for it by name
+        script_command(hourly / "mine.slurm")
+    hourly.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(hourly, 12345, 12345)
+        assert "cron.hourly belongs to another user" in faults()["mine"]
 
 
 def test_of_two_of_one_name_the_run_directorys_counts_and_none_takes_a_name_of_the_table(tmp_path: Path) -> None:
@@ -103,3 +131,7 @@ def test_it_runs_with_the_others_and_is_seen_with_them(bench: LocalBench) -> Non
     assert "look-after" in seen.out
     (bench.card.parent / "cron.hourly" / "breaks.slurm").unlink()  # moved away, it is over
     assert bench.tr11("cron", "status", *words).code == 0
+    drop(directory.root / "cron.hourly", "odd.slurm", "#!/bin/sh -c 'no end\n")
+    assert bench.tr11("cron", "run", "odd", *words).code == 1
+    odd = known(read_job(directory, "odd"), None)
+    assert odd is not None and odd.exit_code == 127 and "No closing quotation" in odd.message
