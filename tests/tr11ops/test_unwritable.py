@@ -16,7 +16,7 @@ from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.crontab.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
-from tr11ops.alerts.book import Alert, Book
+from tr11ops.alerts.book import Alert, Book, incident_of
 from tr11ops.alerts.merging import merged
 from tr11ops.bring_back import bring_back
 from tr11ops.cluster.base import Job
@@ -168,6 +168,12 @@ def test_of_two_books_the_later_word_on_each_alert_counts() -> None:
     again = merged(Book((over,), looked=60), Book((alert(70, 80),), looked=80))
     assert again.alerts[0].began == 70 and [one.began for one in again.closed] == [10]
     assert merged(again, Book()) == again == merged(Book(), again)
+
+
+def test_an_incident_that_one_of_two_books_put_away_is_not_open_in_both() -> None:
+    stale, away = Book((alert(10, 20),), looked=20), Book((), closed=(incident_of(alert(10, 20)),), looked=90)
+    for both in (merged(stale, away), merged(away, stale)):
+        assert both.alerts == () and [one.began for one in both.closed] == [10]
 
 
 # ----------------------------------------------------------------------------- stopping

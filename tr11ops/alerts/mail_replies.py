@@ -71,7 +71,13 @@ def apply_mails(book: Book, mails: Iterable[bytes], policy: Policy, now: float) 
     """The book after all replies, and one line for each that was not heeded. Each reply counts once."""
     notes: list[str] = []
     for content in mails:
-        reply = parse_reply(content)
+        try:
+            reply = parse_reply(content)
+        except (
+            Exception
+        ) as error:  # the library's parser raises anything on garbage, and anybody may write to a mailbox
+            notes.append(f"a reply cannot be read: {type(error).__name__}")
+            continue
         if reply.is_automatic or reply.identity in book.answered:
             continue
         alerts = _meant(book, reply, policy)

@@ -28,6 +28,8 @@ MOST_AT_ONCE = 100
 DAYS_BACK = 3  # where nothing was read before
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _UID = re.compile(rb"\bUID (\d+)")
+# what the library raises: its own, and whatever an answer that it did not expect makes of its code
+_ODDITIES = (OSError, ValueError, LookupError, AttributeError, TypeError, imaplib.IMAP4.error)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Mailbox:
             raise
         except PrivateFileError as error:
             raise MailboxError(str(error)) from None
-        except (OSError, ValueError, imaplib.IMAP4.error) as error:
+        except _ODDITIES as error:
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise MailboxError(f"{place}: {one_line(text, secrets) or type(error).__name__}") from None
 
@@ -95,12 +97,13 @@ class Mailbox:
             last = seen[1] if seen is not None and seen[0] == validity else 0
             told = f'OR HEADER "In-Reply-To" {_quoted(domain)} HEADER "References" {_quoted(domain)}'
             found = _answer(line.uid("SEARCH", f"UID {last + 1}:*" if last else f"SINCE {_day(now)}", told))
+            words = ((found and found[0]) or b"").split()  # None where the server says nothing of what it found
             # `n:*` names the last mail of all where there is none from n on
-            numbers = sorted(number for word in found[0].split() if (number := int(word)) > last)[:MOST_AT_ONCE]
+            numbers = sorted(number for word in words if (number := int(word)) > last)[:MOST_AT_ONCE]
             mails = [mail for number in numbers if (mail := _fetched(line, number)) is not None]
             return Inbox(tuple(mails), (validity, numbers[-1] if numbers else last))
         finally:
-            with suppress(OSError, imaplib.IMAP4.error):
+            with suppress(*_ODDITIES):
                 line.logout()
 
     def _connect(self) -> imaplib.IMAP4:

@@ -9,9 +9,9 @@ from tr11ops.alerts.book import CLOSED_KEPT, Alert, Book, incident_of
 
 def merged(home: Book, local: Book) -> Book:
     """What both books know: of each alert the later word, every incident, and all that is still to be done."""
-    alerts = {alert.fingerprint: alert for alert in home.alerts}
+    alerts = _open_in(home, local)
     closed = {(one.fingerprint, one.began): one for one in (*home.closed, *local.closed)}
-    for alert in local.alerts:
+    for alert in _open_in(local, home).values():
         other = alerts.get(alert.fingerprint)
         alerts[alert.fingerprint] = alert if other is None else _later(other, alert)
         if other is not None and other.began != alert.began:  # another incident of the same fault
@@ -31,6 +31,12 @@ def merged(home: Book, local: Book) -> Book:
         mailbox=newest.mailbox or home.mailbox or local.mailbox,
         answered=tuple(dict.fromkeys((*home.answered, *local.answered))),
     )
+
+
+def _open_in(book: Book, other: Book) -> dict[str, Alert]:
+    """The alerts of a book, by fingerprint, without the incidents that the other has put away as over."""
+    over = {(one.fingerprint, one.began) for one in other.closed}
+    return {alert.fingerprint: alert for alert in book.alerts if (alert.fingerprint, alert.began) not in over}
 
 
 def _later(one: Alert, other: Alert) -> Alert:

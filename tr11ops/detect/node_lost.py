@@ -23,7 +23,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
             continue
         lost = [name for name in job.nodes if name in nodes and nodes[name].states & DEAD_STATES]
-        host = batch_host(snapshot, job) or job.nodes[0]
+        host = batch_host(snapshot, job) or next(iter(job.nodes), "")
         for name in sorted(lost, key=lambda name: name != host):
             reason = f" ({nodes[name].reason})" if nodes[name].reason else ""
             yield Finding(

@@ -21,6 +21,7 @@ class Letterbox:
     validity: int = 7
     commands: list[str] = field(default_factory=list)
     fetched: list[int] = field(default_factory=list)
+    is_terse: bool = False  # a search is answered without a list
     drips: threading.Event = field(default_factory=threading.Event)
 
     def put(self, content: bytes) -> int:
@@ -68,7 +69,8 @@ class Conversation(socketserver.StreamRequestHandler):
 
     def do_uid(self, tag: str, words: list[str]) -> bool:
         if words[0] == "SEARCH":
-            self.say("* SEARCH " + " ".join(map(str, self.search(words[1:]))))
+            if not self.server.box.is_terse:
+                self.say("* SEARCH " + " ".join(map(str, self.search(words[1:]))))
         else:
             self.fetch(int(words[1]), " ".join(words[2:]))
         self.say(f"{tag} OK done")

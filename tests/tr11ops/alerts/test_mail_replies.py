@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import imaplib
+import re
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -211,6 +213,40 @@ def test_a_card_that_could_not_be_read_by_mail_is_refused(office: Make, lines: t
 )  # fmt: skip
 def test_garbage_is_a_reply_that_says_nothing_of_ours(content: bytes) -> None:
     assert parse_reply(content).answers == ()
+
+
+@pytest.mark.parametrize("kind", [b"text/plain; charset*", b"text/plain; charset*=\x00''a"])
+def test_a_reply_that_the_parser_fails_on_is_one_note_and_the_next_one_counts(
+    desk: Office, mailbox: Mailbox, box: Letterbox, kind: bytes
+) -> None:
+    desk.look(NOON, finding())
+    box.put(re.sub(rb"Content-Type: [^\r\n]+", lambda _: b"Content-Type: " + kind, reply(mailbox, "ack")))
+    (note,) = desk.look(NOON + MINUTE, finding()).notes
+    assert note.startswith("a reply cannot be read: ") and desk.book.mailbox == (7, 1)
+    box.put(reply(mailbox, "ack", sender=BEN))
+    assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
+    assert desk.book.alerts[0].acknowledged_by == BEN and box.fetched == [1, 2]
+
+
+def test_a_server_that_says_nothing_of_what_it_found_has_no_replies(
+    desk: Office, mailbox: Mailbox, box: Letterbox
+) -> None:
+    box.is_terse = True
+    assert desk.look(NOON, finding()).notes == ()
+    assert len(mailbox.mails) == 1 and box.fetched == []
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError, IndexError, KeyError])
+def test_what_the_library_stumbles_over_is_one_note(
+    desk: Office, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def stumble(*_: object) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr(imaplib.IMAP4, "uid", stumble)
+    (note,) = desk.look(NOON, finding()).notes
+    assert note.startswith("mailbox 127.0.0.1:") and "odd" in note
+    assert len(mailbox.mails) == 1
 
 
 def test_severity_still_counts_after_a_reply(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:

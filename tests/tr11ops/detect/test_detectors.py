@@ -156,6 +156,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
     ("draining is not lost", snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})), "node-lost", []),
     ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
+    ("a job whose nodes are not told", snapshot(jobs=(running(nodes=()),), attempts=()), "node-lost", []),
     # an allocation without its batch script
     ("zombie", zombie({"n01": {"down"}}, age=300), "zombie", ["CRITICAL"]),
     ("its trainers live", zombie({"n01": {"down"}}, age=10), "zombie", []),
