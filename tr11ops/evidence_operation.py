@@ -100,7 +100,7 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
         ),
         periodic_jobs=_wanted_jobs(card, card_folder),
         has_recipients=card.alerts.has_recipients,
-        resubmits=card.watch.act and card.watch.resubmissions_per_day > 0,
+        resubmissions=card.watch.resubmissions_per_day if card.watch.act else 0,
     )
 
 

@@ -89,7 +89,8 @@ def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Schedule
     result = _each(tuple(numbers), scheduler.release, scheduler, False)
     left = [entry for entry in _read(directory) if entry["job"] not in result.done]
     if _path(directory).exists():
-        write_json(_path(directory), {"schema": HOLDS_SCHEMA, "holds": left})
+        value = {"schema": HOLDS_SCHEMA, "holds": left}
+        with_reserve(directory, lambda: write_json(_path(directory), value))
     return result
 
 

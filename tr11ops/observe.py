@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops import evidence
 from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, SchedulerUnreachable
+from tr11ops.deeds import DAY_SECONDS, replay
 from tr11ops.evidence_operation import operation_facts, see_operation, unseen_operation
 from tr11ops.evidence_training import see_training, training_facts, unseen_training
+from tr11ops.journal import read_journal
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
 from trainer.checkpoint.resumable import ResumeNeed
@@ -71,6 +73,7 @@ def observe(
             exclusions=why,
             submissions=why,
             namesakes=namesakes,
+            resubmitted=why,
             **vars(unseen_training(why)),
             **vars(unseen_operation(why)),
         )
@@ -96,9 +99,16 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         doubts=(*heartbeat_doubts, *submission_doubts),
+        resubmitted=_resubmitted(directory, now) if facts.operation.resubmissions else 0,
         **vars(see_training(paths, attempts)),
         **vars(operation),
     )
+
+
+def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
+    """How much of a day's budget the watchdog has spent; it does nothing where the journal may not tell all."""
+    past = replay(read_journal(directory.journal, since=now - DAY_SECONDS))
+    return Unknown(past.doubt) if past.doubt else past.spent("resubmit", now)
 
 
 def _ask(scheduler: Overview | Unknown, name: str) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:

@@ -48,7 +48,7 @@ class OperationFacts:
     filesystems: tuple[FilesystemRule, ...] = ()
     periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
-    resubmits: bool = False  # the periodic watchdog submits again when nothing is queued
+    resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
 
 
 @dataclass(frozen=True)

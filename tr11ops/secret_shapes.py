@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-_NO_VALUE = r"(?!(?:none|null|true|false|unset|required|\*+)\b|<|\$|/\w+/|\.{3,})"
+_NO_VALUE = r"(?!(?:none|null|true|false|unset|required|\*+)(?![A-Za-z0-9_-])|<|\$|/\w+/|\.{3,})"
 _VALUE = r"[^\s\"',;&<>(){}\[\]]"
 _ASSIGNED = r"[\"']?\s{0,3}[=:]\s{0,3}[\"']?"
 

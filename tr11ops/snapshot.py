@@ -192,6 +192,7 @@ class Snapshot:
     least_used: Observed[tuple[LeastUsed, ...]] = ()
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     shut_folders: Observed[tuple[ShutFolder, ...]] = ()
+    resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property
     def active_jobs(self) -> tuple[Job, ...]:

@@ -21,6 +21,7 @@ from tr11ops.cli import pulse as command
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.deeds import replay
 from tr11ops.journal import read_journal
+from tr11ops.observe import facts_of, observe
 from tr11ops.pulse import Pulse, Run, append_lines, take_pulse
 from tr11ops.runcard import load_card
 from tr11ops.rundir import RunDirectory, Submission, new_tag
@@ -231,6 +232,7 @@ def test_the_command_launches_what_is_gone_once_and_says_what_it_did(bench: Loca
     assert again.raw_id in value["actions"][0]["message"] and len(again.pending_tasks) == 3
     quiet = bench.tr11("pulse", *words, "--act")
     assert quiet.code == 0 and "resubmit" not in quiet.out
+    assert [_resubmitted(bench, act) for act in ("true", "false")] == [1, 0]  # not counted where it only looks
 
     bench.scheduler.cancel(again.array_id or again.raw_id)
     bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
@@ -238,6 +240,13 @@ def test_the_command_launches_what_is_gone_once_and_says_what_it_did(bench: Loca
     assert not [job for job in bench.living() if job.name == "small"], "twice without progress"
     log = (bench.folder / "run" / "small-logs" / "logs" / "main" / "main_log.txt").read_text()
     assert log.count("***ALERT") == 3 and log.count("submitted as job") == 1
+
+
+def _resubmitted(bench: LocalBench, act: str) -> object:
+    """What status sees of the day's budget."""
+    card = load_card(bench.card, (f"watch.act={act}",), {})
+    seen = observe(RunDirectory(card.paths, card.kill_switch), facts_of(card), bench.scheduler, time.time())
+    return seen.resubmitted
 
 
 def test_what_a_person_launched_beside_a_namesake_is_launched_again_beside_it(bench: LocalBench) -> None:

@@ -109,8 +109,11 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
         (snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 900, next_due=NOW - 600),)), [], ""),
         (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
         (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
-        (asked_for(MINUTES, resubmits=True), [], ""),
-        (dataclasses.replace(asked_for(MINUTES, resubmits=True), periodic_jobs=()), ["watchdog", "queue"], "covers"),
+        (asked_for(MINUTES, resubmissions=4), [], ""),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=3), [], ""),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=4), ["queue"], "may not resubmit again"),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=Unknown("a")), ["queue"], "covers"),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), periodic_jobs=()), ["watchdog", "queue"], "covers"),
         (dataclasses.replace(MINUTES, steps=steps(last=115_300)), [], ""),
         (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
         (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night

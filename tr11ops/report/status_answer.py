@@ -122,10 +122,17 @@ def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
     if isinstance(snapshot.pause, KillSwitch):
         words = "the run is paused, so nothing trains after this task"
         yield Need(STOPPED, words, signs.command(snapshot, "resume"))
-    elif not (snapshot.run.operation.resubmits and not fault):
+    elif fault or not _resubmits(snapshot):
         short = _short_queue(snapshot, surroundings)
         if short:
-            yield Need(SHORT_QUEUE, short, signs.launch_more(snapshot))
+            spent = ", and the watchdog may not resubmit again today" * (snapshot.run.operation.resubmissions > 0)
+            yield Need(SHORT_QUEUE, short + spent * (not fault), signs.launch_more(snapshot))
+
+
+def _resubmits(snapshot: Snapshot) -> bool:
+    """Whether the watchdog may submit again when nothing is queued: the card lets it, and its budget is not spent."""
+    budget, spent = snapshot.run.operation.resubmissions, snapshot.resubmitted
+    return not isinstance(spent, Unknown) and spent < budget
 
 
 def watchdog_missing(snapshot: Snapshot) -> str:

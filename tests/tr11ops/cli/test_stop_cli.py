@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,10 @@ from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.holds import held_by_tr11, to_hold
 from tr11ops.journal import read_journal
+from tr11ops.reserve import RESERVE_FILE, keep_reserve
 from tr11ops.stop import Receipts, receipts
 from trainer import requests
-from trainer.contract import EndMarker, Heartbeat, write_heartbeat
+from trainer.contract import EndMarker, Heartbeat, write_heartbeat, write_json
 from trainer.requests import Answer as CheckpointAnswer
 from trainer.requests import Request, new_request, pause_of, read_request
 
@@ -86,6 +89,26 @@ def test_a_refusal_is_not_believed_where_the_queue_shows_that_it_was_done(
     done = tr11(bench, "resume", "--yes", "--json")
     assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
     assert held_by_tr11(run_directory(bench)) == frozenset() and "stays held" not in done.err
+
+
+def test_what_is_released_on_a_full_disk_comes_off_the_record(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.block()
+    bench.launch("--array", "1-3")
+    assert tr11(bench, "kill", "--yes").code == 0 and held_by_tr11(run_directory(bench)) == {"2"}
+    keep_reserve(run_directory(bench))
+    reserve = run_directory(bench).paths.state / RESERVE_FILE
+
+    def write(path: Path, value: Any) -> None:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_json(path, value)
+
+    monkeypatch.setattr("tr11ops.holds.write_json", write)
+    done = tr11(bench, "resume", "--yes", "--json")
+    assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
+    assert held_by_tr11(run_directory(bench)) == frozenset()
 
 
 def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:

@@ -42,6 +42,8 @@ SECRETS = {
     "environment": (b"WANDB_API_KEY=0123456789abcdef0123", b"0123456789abcdef0123"),
     "dictionary": (b"environ({'WANDB_API_KEY': '0123456789abcdef0123'})", b"0123456789abcdef0123"),
     "password": (b'connecting with password: "correct-horse" now', b"correct-horse"),
+    "a value that begins like none": (b"password=true-love-99", b"true-love-99"),
+    "a key that begins like none": (b"SECRET_KEY=none-of-your-business", b"none-of-your-business"),
     "signed": (b"GET https://s/x?X-Amz-Signature=00ff00ff00ff00ff&a=1", b"00ff00ff00ff00ff"),
     "azure": (b"AccountName=x;AccountKey=c2VjcmV0c2VjcmV0c2VjcmV0;E=1", b"c2VjcmV0c2VjcmV0c2VjcmV0"),
 }  # fmt: skip
@@ -51,6 +53,7 @@ HARMLESS = [
     b"loading hf_transformers and hf_config.json", b"task-0123456789012345678901", b"secret: null", b"s3://bucket/a@b",
     b"commit 0123456789abcdef0123456789abcdef01234567", b"HF_TOKEN_PATH=/gpfs/home/token", b"see https://host/a?b=c",
     b"basic tokenizer", b"password_file: /gpfs/home/password", b"MASTER_ADDR=node-1 MASTER_PORT=6000", b"secret sharing",
+    b"password: required, see the card", b"api_key=false;", b"SECRET_KEY=***",
 ]  # fmt: skip
 
 
