@@ -24,7 +24,7 @@ from tr11ops.alerts.book import Message
 from tr11ops.alerts.messages import is_alarm
 from tr11ops.alerts.outbox import Entry, Report
 from tr11ops.alerts.wording import clean
-from tr11ops.deadline import Late, within
+from tr11ops.deadline import within
 from tr11ops.evidence import cause
 from tr11ops.units import duration
 
@@ -71,7 +71,7 @@ class MailRoute:
             except (smtplib.SMTPNotSupportedError, ValueError, MessageError) as error:
                 refused |= dict.fromkeys(right, (554, cause(error)))
             except (OSError, smtplib.SMTPException) as error:
-                lost = isinstance(error, Late) or not line.is_open
+                lost = not line.is_open  # late on an open line may be the fault of this mail's recipients alone
                 return Report(left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost)
         return self._report(to, refused)
 

@@ -16,13 +16,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from tr11ops.alerts.book import Message
+from tr11ops.alerts.messages import is_alarm
 from tr11ops.alerts.store import alerts_folder, record
 from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory, make_shared
@@ -155,7 +156,7 @@ def deliver(
     seconds: float,
     only: frozenset[str] | None = None,
 ) -> Delivery:
-    """Send what waits, the oldest first, for at most about `seconds`; what is not sent waits for the next round.
+    """Send what waits, as `in_turn` has it, for at most about `seconds`; what is not sent waits for the next round.
 
     As soon as one message of a route is due, all are tried, so that an incident's messages arrive in their order. A
     route that cannot be reached is left for this round; so is one that fails in the middle of several messages.
@@ -169,7 +170,7 @@ def deliver(
         if not any(_is_due(entry, now()) for entry in mine):
             continue
         failures = 0
-        for entry in mine:
+        for entry in in_turn(mine, now()):
             if time.monotonic() - began > seconds or failures == MOST_FAILURES:
                 break
             try:
@@ -214,6 +215,25 @@ def _try(directory: RunDirectory, entry: Entry, route: Route, now: float) -> Rep
         return report
     finally:
         _release(directory, entry.name, claim)
+
+
+def in_turn(entries: Sequence[Entry], now: float) -> list[Entry]:
+    """Entries (the oldest first) as they are to be tried: those due, of them alarms, of them those never tried before.
+
+    So what fails slowly in every round keeps up nothing but itself. An incident's messages stay in their order: what
+    comes before an urgent one of the same incident is as urgent.
+    """
+    ranks: list[tuple[bool, bool, bool]] = []
+    first: dict[str, tuple[bool, bool, bool]] = {}
+    for entry in reversed(entries):
+        message = entry.message
+        incidents = {message.alert, *message.alerts} - {""}
+        own = (not _is_due(entry, now), not is_alarm(message), entry.attempts > 0)
+        rank = min([own, *(first[incident] for incident in incidents if incident in first)])
+        first |= dict.fromkeys(incidents, rank)
+        ranks.append(rank)
+    order = sorted(zip(reversed(ranks), range(len(entries)), strict=True))
+    return [entries[number] for _, number in order]
 
 
 def _is_due(entry: Entry, now: float) -> bool:

@@ -58,6 +58,7 @@ class Mailbox:
     data_answers: list[str] = field(default_factory=list)
     drop_after: bool = False
     silent: bool = False
+    slow: set[str] = field(default_factory=set)  # addresses that take for ever
     connections: int = 0
 
     async def handle_EHLO(self, server: SMTP, session: Any, envelope: Any, hostname: str) -> str:
@@ -68,6 +69,8 @@ class Mailbox:
         return "250 HELP"
 
     async def handle_RCPT(self, server: SMTP, session: Any, envelope: Any, address: str, options: list[str]) -> str:
+        if address in self.slow:
+            await asyncio.sleep(30)
         answer = self.recipient_answers.get(address, "250 OK")
         if answer.startswith("250"):
             envelope.rcpt_tos.append(address)

@@ -33,7 +33,7 @@ from tests.tr11ops.alerts.office import (
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.book import Message
 from tr11ops.alerts.mail_route import MailRoute, compose, is_address
-from tr11ops.alerts.outbox import CLAIM_SECONDS, Entry, delay, deliver, queue, waiting_entries
+from tr11ops.alerts.outbox import CLAIM_SECONDS, Entry, delay, deliver, in_turn, queue, waiting_entries
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.detect.finding import Severity
 from tr11ops.snapshot import Unknown
@@ -168,6 +168,33 @@ def test_a_server_that_hangs_costs_its_time_out_and_the_round(mailbox: Mailbox, 
     assert report.is_unreachable
     assert "timed out" in report.trouble
     assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}
+
+
+def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(mailbox: Mailbox, server: Server, tmp_path: Path) -> None:
+    desk = Office(tmp_path, server.port)
+    mailbox.slow = {LIST}
+    slow = {"kind": "digest", "alert": "", "severity": Severity.INFO, "to": (LIST,)}
+    for number in (1, 2, 3):
+        queue(desk.directory, message(number, **slow), ("mail",))  # type: ignore[arg-type]
+    queue(desk.directory, message(4), ("mail",))
+    done = deliver(desk.directory, (route(server.port, deadline=0.4),), lambda: NOON + 60, 60.0)
+    assert [entry.message.id for entry in done.sent] == ["0123456789ab-4"]
+    assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}  # the line was open: each was tried
+
+
+def test_urgent_messages_are_tried_first_and_each_incident_keeps_its_order() -> None:
+    cleared = {"kind": "cleared", "alert": "a"}
+    entries = [
+        Entry(message(1, alert="", kind="digest"), "mail", due=NOON + HOUR, attempts=3),
+        Entry(message(2, alert="b", severity=WARNING), "mail", attempts=1),
+        Entry(message(3, alert="c", severity=WARNING), "mail"),
+        Entry(message(4, alert="a", severity=WARNING), "mail", due=NOON + HOUR, attempts=2),
+        Entry(message(5, alert="d", alerts=("d", "a")), "mail"),
+        Entry(message(6, **cleared), "mail"),
+        Entry(message(7, alert="e"), "mail", attempts=1),
+    ]
+    turns = [entry.message.id.partition("-")[2] for entry in in_turn(entries, NOON)]
+    assert turns == ["4", "5", "7", "3", "6", "2", "1"]
 
 
 @pytest.mark.parametrize("wrong", ["a@b\r\nBcc: x@y", "nobody", "a b@c", "ünï@example.org", "a@b,c@d", "<a@b>", ""])
