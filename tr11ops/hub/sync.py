@@ -33,7 +33,7 @@ from tr11ops.hub.sync_round import (
     record,
     remember,
 )
-from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_success
+from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_found, write_success
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Operation, Progress
@@ -224,6 +224,11 @@ def _commit(
     if made != state.head:
         this.commits.append(made)
         journal(this, made, message, expected)
+    known_before = len(this.found)
+    remember(this, batch)
+    if len(this.found) > known_before:
+        found = tuple(this.found.values())
+        record(this, lambda: write_found(setting.directory, setting.clock(), found))
     names = [*expected, *(send.superseded for send in batch if send.superseded)]
     there = setting.hub.look(setting.repository, names, revision=made)
     digests = {send.path: send.sha256 for send in batch}
@@ -236,7 +241,6 @@ def _commit(
     stamps = {send.path: send.file.stamp for send in batch}
     files = {**state.files, **{path: Known(far, stamps.get(path)) for path, far in there.items()}}
     this.sends += batch
-    remember(this, batch)
     this.status_sent |= STATUS_FILE in expected
     return replace(state, head=made, files=files)
 

@@ -95,9 +95,29 @@ def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecr
     """Put on record that all was mirrored at `now`, seconds since the epoch. Raises OSError."""
     make_shared(records_folder(directory))
     value: dict[str, Any] = {"schema": SCHEMA, "time": now, "step": None, "message": ""}
-    if found:
-        value["secrets"] = [asdict(secret) for secret in found]
+    listed = _with_record(directory, found)
+    if listed:
+        value["secrets"] = listed
     write_json(records_folder(directory) / "status.json", value)
+
+
+def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret]) -> None:
+    """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises OSError."""
+    make_shared(records_folder(directory))
+    path = records_folder(directory) / "status.json"
+    try:
+        last = read_json(path)
+    except ValueError:
+        last = None
+    if last is None:
+        last = {"schema": SCHEMA, "time": now, "step": None, "message": "not all of it is mirrored yet"}
+    write_json(path, {**last, "secrets": _with_record(directory, found)})
+
+
+def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
+    """The secrets of a round with those on record, which hold: a person may have revoked some during the round."""
+    both = {(secret.path, secret.kind): secret for secret in (*found, *read_found(directory))}
+    return [asdict(secret) for secret in both.values()]
 
 
 def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
 from tr11ops.evidence_operation import read_copy
+from tr11ops.hub.base import HubRefused
 from tr11ops.hub.masking import KEY_LINES, Masks, Search
 from tr11ops.hub.sync import preview
 from tr11ops.hub.sync_round import PublicRepository
@@ -219,6 +220,48 @@ def test_a_secret_is_told_once_for_each_file_and_kind_and_never_shown(mirror):
         path.read_text() for path in mirror.directory.paths.state.rglob("*") if path.is_file()
     )
     assert "hf_" not in everything and "secret99" not in everything
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_secret_of_a_round_that_fails_after_its_commit_is_on_record(mirror, is_first):
+    mirror.write(LOG, b"one\n")
+    if not is_first:
+        mirror.sync()
+    mirror.write(LOG, b"one\n" + HF + b"\n")
+    look = mirror.hub.look
+
+    def refuse(repository, names, **more):
+        if LOG in names:
+            raise HubRefused("the token was withdrawn")
+        return look(repository, names, **more)
+
+    mirror.hub.look = refuse
+    with pytest.raises(HubRefused):
+        mirror.sync()
+    mirror.hub.look = look
+    copy = read_copy(mirror.directory.paths.state / "sync" / "status.json")
+    assert isinstance(copy, CopyStatus) and [secret.kind for secret in copy.secrets] == ["Hugging Face token"]
+    assert copy.message == "the token was withdrawn"
+    mirror.sync()
+    assert [secret.kind for secret in read_found(mirror.directory)] == ["Hugging Face token"]
+
+
+def test_what_is_revoked_during_a_round_stays_revoked(mirror):
+    mirror.write(LOG, b"one\n" + HF + b"\n")
+    mirror.sync()
+    mirror.add(LOG, b"https://me:secret99@host\n")
+    commit = mirror.hub.commit
+
+    def meanwhile(*words, **more):
+        write_revoked(mirror.directory, 7.0)
+        return commit(*words, **more)
+
+    mirror.hub.commit = meanwhile
+    mirror.sync()
+    assert {secret.kind: secret.revoked for secret in read_found(mirror.directory)} == {
+        "Hugging Face token": 7.0,
+        "password in an address": None,
+    }
 
 
 # ----------------------------------------------------------------------------- a public repository
