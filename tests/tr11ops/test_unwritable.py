@@ -319,7 +319,7 @@ def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(bench: LocalBenc
     (directory.paths.state / "submissions").mkdir(parents=True)
     keep_reserve(directory)
     for step in range(100, 600, 100):
-        (write_checkpoint(directory.paths.checkpoints, step) / "weights" / "large").write_bytes(os.urandom(1 << 20))
+        write_checkpoint(directory.paths.checkpoints, step, size=1 << 20)
     fault, folders = Fault("disk-full", str(directory.root), "1", 0.0), TwinFolders(tmp_path / "twin")
     fill(fault, folders)
     try:

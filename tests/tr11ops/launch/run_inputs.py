@@ -29,13 +29,15 @@ def write_tokenizer(folder: Path, size: int = 100) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
 
 
-def write_checkpoint(folder: Path, step: int, model: dict[str, Any] | None = None, latest: bool = True) -> Path:
-    """A complete checkpoint of one small file and the empty ones that a resume needs, as the manifest sees it."""
+def write_checkpoint(
+    folder: Path, step: int, model: dict[str, Any] | None = None, latest: bool = True, size: int = 64
+) -> Path:
+    """A complete checkpoint of one file of `size` bytes and the empty ones that a resume needs, as the manifest sees it."""
     place = folder / checkpoint_name(step)
     (place / "weights").mkdir(parents=True)
     data = place / "weights" / "part.bin"
-    data.write_bytes(os.urandom(64))
-    entries = [FileEntry("weights/part.bin", 64, file_digest(data))]
+    data.write_bytes(os.urandom(size))
+    entries = [FileEntry("weights/part.bin", size, file_digest(data))]
     (place / "optimizer").mkdir()
     for name in ("optimizer/part.bin", "cursor.json"):
         (place / name).touch()
