@@ -97,8 +97,9 @@ def trained_into(folder: Path, now: float) -> str:
 
     A folder that is no run's (by its place) is nobody's. `now`: seconds since the epoch. Raises OSError.
     """
-    paths = RunPaths.of_checkpoints(folder.resolve())
-    claim = None if paths is None else living_claim(paths, now)
+    places = dict.fromkeys((folder.absolute(), folder.resolve()))  # a link may lie between run and folder
+    runs = [paths for place in places if (paths := RunPaths.of_checkpoints(place)) is not None]
+    claim = next((found for paths in runs if (found := living_claim(paths, now)) is not None), None)
     if claim is None:
         return ""
     return (

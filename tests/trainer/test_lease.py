@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trainer.checkpoint.catalogue import fence_off, partial_path
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
 from trainer.contract import FileEntry, RunPaths, file_digest
-from trainer.lease import WATCH_SECONDS, Claim, Lease, LeaseFolder, LeaseLost, Watch, read_lease
+from trainer.lease import WATCH_SECONDS, Claim, Lease, LeaseFolder, LeaseLost, Watch, read_lease, trained_into
 
 ROOT = Path(__file__).parents[2]
 
@@ -343,3 +344,15 @@ class Contenders(RuleBasedStateMachine):
 
 TestContenders = Contenders.TestCase
 TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_checkpoint_folder_behind_a_link_is_still_its_runs(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path)
+    big = tmp_path / "big" / "checkpoints"
+    big.mkdir(parents=True)
+    paths.checkpoints.parent.parent.mkdir(parents=True, exist_ok=True)
+    paths.checkpoints.parent.symlink_to(big)
+    paths.checkpoints.mkdir()
+    assert trained_into(paths.checkpoints, 1.0) == ""
+    assert LeaseFolder(paths).claim(1, replace(claim("1"), epoch=1))
+    assert "is being trained by job 1" in trained_into(paths.checkpoints, time.time())

@@ -79,7 +79,11 @@ class ArchiveRound:
         if owner is not None and not owner.id:
             self._adopt(seen)
         self._tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
-        unseen = (place for place in records_of(self._directory, self._archive) if seen.why_unread(place))
+        unseen = (
+            place
+            for place, copy in records_of(self._directory, self._archive, every_variant=True).items()
+            if copy.variant != run.variant or seen.why_unread(place)
+        )
         self._listed = moment, tuple(sorted(unseen))
         for change in bring_in_line(self._directory, self._archive, seen):
             if change.faults:

@@ -117,7 +117,7 @@ def _run_id(card: RunCard) -> str:
 def _has_copies(card: RunCard, key: str, address: str) -> bool:
     """Whether the run has a record of a copy there. Raises ArchiveRefused when its records cannot be read."""
     try:
-        copies = read_copies(RunDirectory(card.paths, card.kill_switch))
+        copies = read_copies(RunDirectory(card.paths, card.kill_switch), every_variant=True)
     except (OSError, ValueError) as error:
         raise ArchiveRefused(f"the records of copies cannot be read: {error}") from error
     return any(copy.archive == key and copy.address == address for copy in copies)

@@ -67,12 +67,17 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     ]  # fmt: skip
     lists = (card.data.train_groups_file, card.data.valid_groups_file, card.data.test_groups_file)
     singles = [card.tokenizer.vocabulary_file, card.tokenizer.merges_file, *lists]
-    for path in (Path(single).expanduser().absolute() for single in dict.fromkeys(singles) if single is not None):
-        units.append(DataUnit(f"file-{path.name}", path.parent, (path.name,)))
+    paths = [Path(single).expanduser().absolute() for single in dict.fromkeys(singles) if single is not None]
+    same = Counter(path.name for path in paths)
+    for path in paths:
+        name = path.name if same[path.name] == 1 else f"{path.name}-{_digest([str(path)])[:8]}"
+        units.append(DataUnit(f"file-{name}", path.parent, (path.name,)))
     folder = Path(card.tokenizer.path).expanduser().absolute() if card.tokenizer.path else None
     if folder is not None and folder.is_dir():
         files = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
         units.append(DataUnit("tokenizer", folder, tuple(files)))
+    elif folder is not None and folder.is_file():
+        units.append(DataUnit("tokenizer", folder.parent, (folder.name,)))
     return tuple(units)
 
 

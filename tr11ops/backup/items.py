@@ -146,14 +146,16 @@ class Carrier:
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
-            raise self._fault(file, "it is gone", False) from None
+            raise self._fault(file, "it is gone", file.digest is None) from None
         except OSError as error:
             if error.errno == errno.EIO:
                 raise self._fault(file, "it cannot be read: Input/output error", False) from error
             raise CopyError(f"{path} cannot be read: {error.strerror or error}; nothing was published") from error
         changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
         if position != file.bytes or after.st_size != file.bytes:
-            raise self._fault(file, f"it has {after.st_size} bytes instead of {file.bytes}", changed)
+            # a file without a digest was promised by no manifest: another size is a change, no damage
+            what = f"it has {after.st_size} bytes instead of {file.bytes}"
+            raise self._fault(file, what, changed or file.digest is None)
         if is_whole and self._digests.setdefault(file.path, digest.hexdigest()) != digest.hexdigest():
             raise self._fault(file, "its digest differs from the manifest's", changed)
 

@@ -97,6 +97,11 @@ class CopyRecord:
         return not self.damaged
 
     @property
+    def variant(self) -> str:
+        """The variant that it was copied from: the second folder of its place."""
+        return self.location.split("/")[1] if "/" in self.location else ""
+
+    @property
     def what(self) -> str:
         """What it is a copy of, in words."""
         if self.kind == "data":
@@ -134,13 +139,16 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def read_copies(directory: RunDirectory) -> tuple[CopyRecord, ...]:
-    """Every copy on record, by step. Raises OSError or ValueError when one cannot be read: nothing may follow then."""
+def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[CopyRecord, ...]:
+    """The variant's copies on record, by step: those of another variant are of another training.
+
+    Raises OSError or ValueError when one cannot be read: nothing may follow then.
+    """
     folder = directory.paths.state / "backup" / "copies"
     found = []
     for path in sorted(folder.glob("*/*.json")):
         copy = read_copy(path)
-        if copy is not None:
+        if copy is not None and (every_variant or copy.variant == directory.paths.variant):
             found.append(copy)
     return tuple(sorted(found, key=lambda copy: (copy.step, copy.kind, copy.archive)))
 

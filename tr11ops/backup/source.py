@@ -103,11 +103,14 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
 
 
 def _unnamed(folder: Path, manifest: Manifest) -> Iterator[SourceFile]:
-    """Plain files that somebody put beside those of the manifest: a whole copy holds them too."""
+    """Plain files that somebody put beside those of the manifest, and that can be read: a whole copy holds them too.
+
+    One that cannot be read keeps no checkpoint from its copy; prune leaves a checkpoint that holds one alone.
+    """
     for path in unnamed_files(manifest, walk(folder).sizes):
         place, parts = folder / path, PurePosixPath(path).parts
         is_text = path.isprintable() and "\\" not in path and not any(is_unfinished(part) for part in parts)
-        if is_text and not place.is_symlink() and place.is_file():
+        if is_text and not place.is_symlink() and place.is_file() and os.access(place, os.R_OK):
             yield SourceFile(path, place.stat().st_size, None)
 
 

@@ -122,14 +122,14 @@ def _is_at(place: str, path: str) -> bool:
     return place == path or path.startswith(f"{place}/") or place.startswith(f"{path}/")
 
 
-def records_of(directory: RunDirectory, archive: Archive) -> dict[str, CopyRecord]:
+def records_of(directory: RunDirectory, archive: Archive, every_variant: bool = False) -> dict[str, CopyRecord]:
     """The records of an archive's copies by their place; those of another one behind the same key do not count.
 
     Raises OSError, ValueError.
     """
     return {
         copy.location: copy
-        for copy in read_copies(directory)
+        for copy in read_copies(directory, every_variant)
         if copy.archive == archive.name and copy.address == archive.address
     }
 

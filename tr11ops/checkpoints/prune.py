@@ -163,9 +163,10 @@ class Pruner:
     def _looked_again(self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks) -> RetentionPolicy:
         """The plan's policy after another look at the copies that this step may go for: its own, and its share's."""
         share = self.policy.share
+        mine = share(step)  # 0 is no milestone's: only its own copies matter
 
         def is_ours(copy: CopyRecord) -> bool:
-            return copy.step == step or (copy.kind == "full" and share(copy.step) == share(step))
+            return copy.step == step or (copy.kind == "full" and mine != 0 and share(copy.step) == mine)
 
         ours = [copy for copy in catalogue.copies if self.policy.has(copy) and is_ours(copy)]
         known = {(copy.archive, copy.location) for copy in ours}

@@ -63,11 +63,12 @@ def restore_data(
     archives = _archives(card, source)
     with archive_errors(), place_of(card, as_json) as place:
         there: set[str] = set()
+        done: list[str] = []
         for key in archives:
             with closing(place.opened(key)) as archive:
                 found = newest_copies(archive, card.run.variant)
                 there |= found.keys()
-                wanted = sorted(found) if name == ALL else [name] if name in found else []
+                wanted = sorted(found.keys() - set(done)) if name == ALL else [name] if name in found else []
                 for unit in wanted:
                     target = into / unit if unit == "tokenizer" else into
                     if not dry_run:
@@ -75,14 +76,15 @@ def restore_data(
                     if not as_json:
                         would = "would come" if dry_run else "is restored"
                         typer.echo(f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}")
-            if wanted:
+                    done.append(unit)
+            if done and name != ALL:
                 break
-        else:
+        if not done:
             raise Refusal(
                 f"no copy of data {name!r} in {' or '.join(archives)}; there is {', '.join(sorted(there)) or 'none'}"
             )
     if as_json:
-        typer.echo(json.dumps({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": wanted}, indent=1))
+        typer.echo(json.dumps({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done}, indent=1))
 
 
 def _restore(place: Place, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:

@@ -148,7 +148,8 @@ def _require_adoptable(place: Place, archive: Archive, owner: Owner, ours: str) 
 
     if owner.run != place.card.run.name:
         raise Refusal(f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]")
-    elsewhere = sorted({copy.address for copy in read_copies(place.directory) if copy.address != archive.address})
+    copies = read_copies(place.directory, every_variant=True)
+    elsewhere = sorted({copy.address for copy in copies if copy.address != archive.address})
     if owner.id and ours and elsewhere:
         raise Refusal(
             f"{archive.address} is the archive of another run of this name, and this run has copies in {elsewhere[0]}: "

@@ -185,7 +185,7 @@ def judge(folder: Path, step: int, need: ResumeNeed, faults_of: FaultsOf) -> tup
         return found, lack
     try:
         faults = faults_of(folder / checkpoint_name(step), found)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a manifest whose names no file can have
         faults = [one_line(error)]
     if not faults:
         return found, None

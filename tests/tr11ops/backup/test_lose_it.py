@@ -21,9 +21,11 @@ from tests.tr11ops.backup.lose_it import KINDS, Case, invoke
 from tests.tr11ops.backup.round_cases import CARD, DAY, flip, in_memory
 from tr11ops.backup import overlap as overlapping
 from tr11ops.backup.base import ArchiveAway, ArchiveRefused
+from tr11ops.backup.data_sets import units_of
 from tr11ops.backup.drill import Look, choose_copy, run_drill
 from tr11ops.backup.overlap import parse_mounts, place_of
 from tr11ops.backup.records import identity_of
+from tr11ops.backup.source import read_source
 from tr11ops.launch.archives import archive_checks, look_at_archives
 from tr11ops.launch.check import Level
 from tr11ops.run_identity import run_id
@@ -562,6 +564,34 @@ def test_data_that_was_made_again_is_copied_beside_the_old(case: Case) -> None:
     assert len(case.copied(case.archive)) == 3, "nothing that was copied is given up"
 
 
+def test_a_tokenizer_that_is_one_file_and_lists_of_one_name_are_data_too(memory: Path) -> None:
+    case = Case(memory, "folder", None)
+    folder = with_data(case)
+    for kind in ("train", "valid"):
+        (folder / kind).mkdir()
+        (folder / kind / "groups.txt").write_text(kind)
+    data = {"train_groups_file": f"{folder}/train/groups.txt", "valid_groups_file": f"{folder}/valid/groups.txt"}
+    case.card = case.card.model_copy(
+        update={
+            "data": case.card.data.model_copy(update=data),
+            "tokenizer": case.card.tokenizer.model_copy(update={"path": f"{folder}/tokenizer/tokenizer.json"}),
+        }
+    )
+    names = [unit.name for unit in units_of(case.card)]
+    assert "tokenizer" in names and len(set(names)) == len(names) == 4
+
+
+def test_data_that_the_first_archive_has_in_part_comes_from_the_next(memory: Path, tmp_path: Path) -> None:
+    case = Case(memory, "folder", None, "backup.full_interval=100")
+    with_data(case)
+    assert case.run(logs=False).exit_code == 0
+    shutil.rmtree(case.store / "data" / "main" / "tokenizer")
+    (case.store / "data" / "main" / "tokenizer.copy.json").unlink()
+    done = invoke(case, f"restore --data all --into {tmp_path / 'back'}")
+    assert done.exit_code == 0 and (tmp_path / "back" / "tokenizer" / "tokenizer.json").is_file(), done.text
+    assert "oscar_text_document" in done.text and done.text.count("is restored") == 2
+
+
 # ----------------------------------------------------------------------------- what a card may hold
 @pytest.mark.parametrize(
     "value",
@@ -576,3 +606,39 @@ def test_a_secret_in_an_option_is_refused_and_not_repeated(tmp_path: Path, value
         load_card(CARD, (f"backup.options.connection={json.dumps(value)}",), {}, directory=tmp_path)
     assert "is shared with others" in str(refusal.value) and value not in str(refusal.value)
     assert load_card(CARD, ('backup.options.endpoint_url="http://host:4443"',), {}, directory=tmp_path).backup.options
+
+
+# ----------------------------------------------------------------------------- whose copies count
+def test_the_copies_of_another_variant_are_of_another_training(memory: Path) -> None:
+    main = Case(memory, "folder", None, "backup.milestone_percent=10")
+    copied(main, 100)
+    other = Case(memory, "folder", None, "backup.milestone_percent=10", "run.variant=other")
+    other.save(110, 120, 130, 140)
+    assert other.round().exit_code == 0, "what the other variant has there is not missing"
+    assert main.copy(100).is_sound and other.copies() == ()
+    assert "milestone" in other.kept()[110], "the other training's copy is no copy of this one's milestone"
+    assert other.prune().outcomes != () and 110 in other.here()
+
+
+def test_a_bucket_listed_for_one_variant_was_not_for_another(memory: Path, object_store: ObjectStore) -> None:
+    case = Case(memory, "bucket", object_store)
+    case.now -= 3 * DAY
+    copied(case, 100, 200, 300, 400)
+    case.now += 3 * DAY
+    Case(memory, "bucket", object_store, "run.variant=other").round(copies=False, reading="none")
+    assert case.prune().outcomes == () and "last seen in the url" in case.kept()[100]
+
+
+def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(memory, "folder", None)
+    case.save(100)
+    stray = case.checkpoints / "global_step100" / "evaluation.log"
+    stray.write_text("first\n")
+    source = read_source(case.checkpoints / "global_step100", 100, "full")
+    stray.write_text("first\nsecond\n")
+    monkeypatch.setattr("tr11ops.backup.copying.read_source", lambda *_: source)
+    done = case.round()
+    assert done.exit_code == 1 and "was changed while it was copied" in done.tallies[0].faults[0]
+    assert "remove" not in done.tallies[0].faults[0]
+    monkeypatch.undo()
+    assert case.round().exit_code == 0
