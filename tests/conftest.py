@@ -1,4 +1,4 @@
-"""What holds for all tests: the shared twin, and no silent skip of a Slurm test where Slurm is required."""
+"""What holds for all tests: the shared twin, no clock in property tests, no silent skip where Slurm is required."""
 
 from __future__ import annotations
 
