@@ -6,8 +6,13 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tr11ops import fallback
+
+# The first example imports what the others find loaded, and three parts of the tests share two cores.
+settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tr11")
 
 pytest_plugins = [
     "tests.plugins.twin_fixture",
