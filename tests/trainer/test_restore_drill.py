@@ -52,13 +52,13 @@ def test_a_restored_checkpoint_trains_on_with_the_same_losses(tmp_path: Path, ob
     shutil.rmtree(whole.paths.checkpoints)
     for number, (name, receipt) in enumerate(full.items(), start=2):
         again = training(tmp_path, f"restored-from-{name}")
-        restore_checkpoint(archives[name], receipt, again.paths.checkpoints, Transfer(), latest="if-missing")
+        restore_checkpoint(archives[name], receipt, again.paths.checkpoints, Transfer())
         assert checkpoint_steps(again.paths.checkpoints) == [3]
         assert run(again, number) == ("exit-interval", 6)
         assert curve(again) == {step: values for step, values in expected.items() if step > 3}
 
     alone = training(tmp_path, "weights")
-    home = restore_checkpoint(archives["bucket"], weights, alone.paths.checkpoints, Transfer(), latest="if-missing")
+    home = restore_checkpoint(archives["bucket"], weights, alone.paths.checkpoints, Transfer())
     manifest = Manifest.read(home)
     assert manifest is not None
     assert manifest_faults(home, manifest, read_digests=True) == []

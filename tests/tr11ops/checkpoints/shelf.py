@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.backup.records import CopyRecord, Kind, identity_of, write_copy
+from tr11ops.backup.records import CopyRecord, Kind, identity_of, location_of, write_copy
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.prune import Pruner
@@ -98,8 +98,7 @@ class Shelf:
         place = self.folder / checkpoint_name(step)
         record = CopyRecord(
             archive, STORE if archive == "store" else URL, step, kind, identity_of(place),
-            f"checkpoints/main/{checkpoint_name(step)}" if kind == "full" else f"checkpoints-{kind}/{step}",
-            "files", len(FILES), 256, NOW, NOW,
+            location_of(kind, self.directory.paths.variant, step), "files", len(FILES), 256, NOW, NOW,
         )  # fmt: skip
         record = replace(record, **changes)
         write_copy(self.directory, record)
