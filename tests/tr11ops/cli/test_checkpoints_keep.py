@@ -56,7 +56,7 @@ def test_list_shows_what_is_known_of_each(bench: LocalBench, shelf: Shelf) -> No
     assert lines[3].split()[0] == "10000" and lines[3].endswith("latest") and "never" in lines[3]
     assert f"step 1000: pinned by {user_name()}: for the paper" in lines
     assert "step 9900: a restart takes it if the other fails" in lines
-    assert any("its copy url:checkpoints-weights/1000 is damaged" in line for line in lines)
+    assert any("its copy url:checkpoints-weights/main/global_step1000 is damaged" in line for line in lines)
     assert any(line.startswith("global_step900.discarded") and line.endswith("discarded") for line in lines)
     value = bench.tr11("checkpoints", "list", *run, "--json").json
     one = value["checkpoints"][0]
