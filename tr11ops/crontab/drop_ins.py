@@ -107,11 +107,7 @@ def _folder_fault(folder: Path) -> str:
         return f"{folder}: {error.strerror}"
     if stat.S_ISLNK(status.st_mode):
         return f"{folder} is a link: make a folder of your own there (mkdir -m 755)"
-    if status.st_uid not in {0, os.geteuid()}:
-        return f"{folder} belongs to another user: only their own rounds run its scripts"
-    if status.st_mode & 0o022:
-        return f"others may change the folder: chmod go-w {shlex.quote(str(folder))}"
-    return ""
+    return _fault_of_rights(folder, status, "its scripts", "the folder")
 
 
 def _fault(path: Path) -> str:
@@ -124,10 +120,15 @@ def _fault(path: Path) -> str:
         return f"{path} is a link: put the script itself there"
     if not stat.S_ISREG(status.st_mode):
         return f"{path} is not a file"
+    return _fault_of_rights(path, status, "it", "it")
+
+
+def _fault_of_rights(path: Path, status: os.stat_result, runs: str, changed: str) -> str:
+    """Why what lies at `path` is not one's own alone; "" when it is, or root's."""
     if status.st_uid not in {0, os.geteuid()}:
-        return f"{path} belongs to another user: only their own rounds run it"
+        return f"{path} belongs to another user: only their own rounds run {runs}"
     if status.st_mode & 0o022:
-        return f"others may change it: chmod go-w {shlex.quote(str(path))}"
+        return f"others may change {changed}: chmod go-w {shlex.quote(str(path))}"
     return ""
 
 
