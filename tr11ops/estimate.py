@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from tr11ops.attention import attention_of
 from tr11ops.exit_duration import exit_plan
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
 from trainer.learning_rate import plan_of
 from trainer.model import flops
+from trainer.model.kernel_choice import KernelChoice
 from trainer.schedule import BatchLevel, TrainingPath, path_of
 
 SCHEMA = 1
@@ -106,6 +108,7 @@ class Estimate:
     checkpoints: int | None  # None when only minutes say when to save
     training_bytes: int
     worker_state_bytes: int | None
+    attention: KernelChoice
     duration: Duration | None
     warnings: tuple[str, ...]
 
@@ -175,6 +178,7 @@ def estimate(
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
         training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
+        attention=attention_of(card),
         duration=_duration(card, path, speed, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(exit_plan(card).applied(card))),
     )

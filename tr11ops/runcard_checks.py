@@ -10,6 +10,7 @@ from trainer.config import Problem
 from trainer.config_base import has_secret
 from trainer.config_rules import Rule
 from trainer.model.devices import device_peak
+from trainer.model.initial_std import WHAT_IT_COST, too_large
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -55,7 +56,20 @@ def _signal_problems(card: RunCard) -> Iterator[Problem]:
 
 
 def card_warnings(card: RunCard) -> list[Problem]:
-    """What a sound card still risks at the end of an attempt; shown, never a refusal."""
+    """What a sound card still risks; shown, never a refusal."""
+    return [*_initial_warnings(card), *_exit_warnings(card)]
+
+
+def _initial_warnings(card: RunCard) -> Iterator[Problem]:
+    """Initial weights far too large for the width."""
+    advice = too_large(card.model.init_std, card.model.hidden_size)
+    if advice is not None:
+        rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
+        yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")
+
+
+def _exit_warnings(card: RunCard) -> list[Problem]:
+    """The margins at the end of an attempt."""
     limit = card.time_limit_seconds
     minutes = card.run.exit_duration_minutes
     early = card.slurm.signal_seconds_before_limit

@@ -61,7 +61,7 @@ class ModelSection(Section):
         default=False, description="keep what is checkpointed cut over the tensor ranks"
     )
     require_fused_attention: bool = Field(
-        default=False, description="refuse to start where attention would need a materialised bias"
+        default=False, description="refuse where attention would keep its scores in memory"
     )
 
     @property

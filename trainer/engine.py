@@ -127,14 +127,14 @@ class Engine:
         """Build the stage of this worker with initial weights. The process group must be up (`init_distributed`).
 
         Not `for_training`: weights alone, without gradients, masters and moments; such an engine only evaluates.
-        Raises ValueError when the layers cannot be dealt to the stages, CardError for a dtype this device lacks.
+        Raises ValueError when the layers cannot be dealt to the stages, CardError for what this device lacks.
         """
         if config.precision.dtype == "fp16" and not get_accelerator().is_fp16_supported():
             rule = f"this device ({mesh.device.type}) does not compute in fp16"
             raise CardError("run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")])
         head = LanguageModelHead(mesh)
         vocabulary, documents = config.tokenizer.padded_vocabulary_size, DocumentRules.of(config.data)
-        layers = gpt_layers(config.model, vocabulary, mesh, head, documents)
+        layers = gpt_layers(config.model, vocabulary, mesh, head, documents, config.precision.dtype)
         optimizer, watch = None, None
         with _quiet():
             module = _pipeline_module(config, mesh, layers)

@@ -38,6 +38,8 @@ from trainer.lifecycle import (
 )
 from trainer.mesh import Mesh
 from trainer.metrics import Interval, MetricsWriter
+from trainer.model.documents import DocumentRules
+from trainer.model.kernels import kernel_for
 from trainer.progress import Progress
 from trainer.recovery import SpikeWatch
 from trainer.resume import Resumed, load_newest, load_step, read_card_hash
@@ -138,6 +140,8 @@ class Trainer:
             f"pipeline-model-parallel size: {config.parallel.pipeline} "
         )
         self._say(f"setting training iterations to {self.total}")
+        kernel = kernel_for(config.model, self.mesh, DocumentRules.of(config.data), config.precision.dtype)
+        self._say(f"attention kernel: {kernel}")
         self.engine = Engine.build(config, self.mesh)
         self._closers.append(self.engine.close)
 

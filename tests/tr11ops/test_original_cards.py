@@ -74,6 +74,7 @@ SHARED: dict[str, Any] = {
     "model.layernorm_epsilon": 1e-5,
     "model.activation": "gelu_tanh",
     "model.activation_checkpointing": True,
+    "model.require_fused_attention": True,
     "batch.micro_batch_size": 1,
     "batch.micro_batch_ramp": [{"from_batch": 784, "size": 2}],
     "batch.global_batch_size": 2048,
@@ -191,8 +192,6 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 # Keys left at what tr11 does by default, where the original did otherwise.
 LEFT_OUT: dict[str, tuple[Any, str]] = {
-    "model.require_fused_attention": (
-        False, "its fused softmax knew dropout; the kernel here that needs no mask in memory does not"),
     "checkpoint.format": ("tr11", "topology-free: half the nodes go on without a conversion; deepspeed is read too"),
     "watch.act": (False, "the original's checker only wrote mails"),
 }  # fmt: skip

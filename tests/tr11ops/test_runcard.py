@@ -323,6 +323,11 @@ def test_a_card_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
             ["slurm.time_limit=20:00:00", "run.exit_duration_minutes=1190"],
             "less than one evaluation may take; use 1185",
         ),
+        (
+            ["model.hidden_size=14336", "model.attention_heads=112"],
+            "is large for 14336 columns: a 104B training diverged right after its warm-up, twice, and again with another "
+            "seed; use 0.0048 (sqrt(1/3h)) or 0.0053 (sqrt(2/5h))",
+        ),
     ],
 )
 def test_warnings(overrides: list[str], words: str) -> None:

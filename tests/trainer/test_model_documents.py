@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from trainer.config import TrainerConfig
+from trainer.config import CardError, TrainerConfig
 from trainer.engine import Engine
 from trainer.mesh import Mesh
 from trainer.model.documents import (
@@ -29,7 +29,6 @@ from trainer.model.kernels import (
     DenseKernel,
     FlexKernel,
     build_kernel,
-    flex_obstacle,
 )
 from trainer.model.positions import alibi_slopes, local_alibi_slopes
 
@@ -112,28 +111,27 @@ def test_flex_passes_over_tiles_of_other_documents() -> None:
     assert isinstance(tiles, BlockMask) and tiles.sparsity() == 75.0
 
 
-def test_choice_of_kernel() -> None:
+def test_kernels_on_this_machine() -> None:
     rules = DocumentRules(END, True, True)
     positions_only = DocumentRules(END, True, False)
-    assert isinstance(build_kernel(tiny().model, ALONE, None), DenseKernel)
+    assert isinstance(build_kernel(tiny().model, ALONE, None, "fp32"), DenseKernel)
     absolute = tiny(position_embedding="absolute", require_fused_attention=True).model
-    assert isinstance(build_kernel(absolute, ALONE, positions_only), CausalKernel)
-    for model, documents in ((absolute, rules), (tiny(require_fused_attention=True).model, None)):
-        with pytest.raises(ValueError, match=r"^model.require_fused_attention: .* needs a GPU, the device is cpu; .*$"):
-            build_kernel(model, ALONE, documents)
+    assert isinstance(build_kernel(absolute, ALONE, positions_only, "fp32"), CausalKernel)
+    assert isinstance(build_kernel(absolute, ALONE, rules, "fp32"), DenseKernel)
+    dropping = tiny(require_fused_attention=True, attention_dropout=0.1).model
+    with pytest.raises(CardError, match=r"model.require_fused_attention.*no kernel serves.*on CPUs no fused kernel"):
+        build_kernel(dropping, ALONE, None, "fp32")
 
 
-def test_obstacles_to_flex_attention_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
-    assert "compute capability 8.0" in str(flex_obstacle(tiny().model, device))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "triton" in str(flex_obstacle(tiny().model, device))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert "attention_dropout is 0.2" in str(flex_obstacle(tiny(attention_dropout=0.2).model, device))
-    assert "head size is 8" in str(flex_obstacle(tiny().model, device))
-    assert flex_obstacle(tiny(hidden_size=64).model, device) is None
+def test_one_bias_serves_all_lengths() -> None:
+    """Under a curriculum one of each length would take gigabytes."""
+    kernel = DenseKernel(local_alibi_slopes(3, ALONE), False, CPU)
+    for length in range(8, 65, 8):
+        bias = kernel.bias(length, torch.float32)
+        fresh = DenseKernel(local_alibi_slopes(3, ALONE), False, CPU).bias(length, torch.float32)
+        assert torch.equal(bias, fresh) and bias.shape == (1, 3, length, length)
+    assert torch.equal(kernel.bias(16, torch.float32), kernel.bias(64, torch.float32)[..., :16, :16])
+    assert [made.numel() for made in kernel._made.values()] == [3 * 64 * 64]
 
 
 # ----------------------------------------------------------------------------- the whole model

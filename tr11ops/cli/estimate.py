@@ -122,6 +122,10 @@ def _size_rows(found: Estimate) -> list[Row]:
         blocks = sorted({stage.blocks for stage in found.stages})
         shown = f"{blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else str(blocks[0])
         rows.append(("blocks a stage", shown, f"up to {heaviest.parameters_per_worker:,} on a worker"))
+    kernel = found.attention
+    rows.append(
+        ("attention kernel", "refused" if kernel.refusal else kernel.name, kernel.refusal or kernel.why or kernel.what)
+    )
     return rows
 
 

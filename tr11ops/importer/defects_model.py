@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from tr11ops.importer.case import Case
 from tr11ops.importer.complete import data_parallel
 from tr11ops.importer.results import Defect, Severity
+from trainer.model.initial_std import WHAT_IT_COST, too_large
 
 _ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-_LARGEST_STD_RATIO = 2.5  # of sqrt(2 / (5 h)); 0.02 on 11,600 columns was 3.4 and diverged
 _REFUSED = "the training does not start"
 
 
@@ -153,14 +152,15 @@ def initial_weights(case: Case) -> Iterator[Defect]:
     """A standard deviation far above what the width bears."""
     hidden = case.card.integer("model.hidden_size")
     std = case.card.number("model.init_std", 0.02) or 0.0
-    if hidden <= 0 or std <= _LARGEST_STD_RATIO * math.sqrt(2 / (5 * hidden)):
+    advice = too_large(std, hidden) if hidden > 0 else None
+    if advice is None:
         return
-    wide, narrow = math.sqrt(2 / (5 * hidden)), math.sqrt(1 / (3 * hidden))
     given = "" if case.has("--init-method-std") else " (the default)"
     what = f"initial weights of {std:g}{given} are large for {hidden} columns"
-    cost = "a 104B training diverged right after its warm-up, twice, and again with another seed"
-    fix = f"--set model.init_std={narrow:.2g} (sqrt(1/3h)) or {wide:.2g} (sqrt(2/5h))"
-    yield Defect("init-std-too-large", _ERROR, case.line("--init-method-std"), what, cost, fix, "model.init_std")
+    fix = f"--set model.init_std={advice}"
+    yield Defect(
+        "init-std-too-large", _ERROR, case.line("--init-method-std"), what, WHAT_IT_COST, fix, "model.init_std"
+    )
 
 
 def fused_softmax(case: Case) -> Iterator[Defect]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tr11ops.attention import attention_checks
 from tr11ops.cluster.base import Partition
 from tr11ops.exclusions import due_for_recheck
 from tr11ops.exit_duration import ExitPlan, exit_plan
@@ -56,6 +57,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     yield from switch_checks(directory, facts)
     yield from archive_checks(known(facts.archives, ()))
     if card.rehearsal is None:
+        yield from attention_checks(card)
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
         yield from _tokenizer_checks(card, facts)

@@ -50,11 +50,13 @@ def gpt_layers(
     mesh: Mesh,
     head: LanguageModelHead,
     documents: DocumentRules | None = None,
+    dtype: str = "fp32",
 ) -> list[Layer]:
     """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out.
 
     With `documents` the layers between hand on (hidden states, document numbers) instead of hidden states alone.
-    Raises ValueError when the attention that the card requires is not possible here.
+    `dtype`: the card's `precision.dtype`, by which the attention kernel is chosen.
+    Raises CardError when the attention that the card requires is not possible here.
     """
     embedding = (
         VocabularyParallelEmbedding,
@@ -74,7 +76,7 @@ def gpt_layers(
         layers.append(Layer(LayerNorm, norm, "embedding.norm."))
     if model.hidden_dropout > 0.0:
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
-    block = (model, mesh, build_kernel(model, mesh, documents), rotary)
+    block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
     layers += [Layer(TransformerBlock, block, f"blocks.{index}.") for index in range(model.layers)]
     layers.append(Layer(LayerNorm, norm, "final_norm."))
     layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))

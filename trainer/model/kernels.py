@@ -1,29 +1,33 @@
 """The inner part of attention: softmax of the scores, applied to the values, by the fastest kernel that will do.
 
-Three kernels compute the same. `CausalKernel` needs no mask in memory, on any device, but knows neither ALiBi nor
-documents. `FlexKernel` knows both and computes them where they are used, on a GPU. `DenseKernel` knows both and adds a
-mask that lies in memory: [heads, sequence, sequence] once per worker, or once per micro batch with documents.
+Three kernels compute the same; `kernel_choice` says which. `CausalKernel` needs no mask in memory, on any device, but
+knows neither ALiBi nor documents. `FlexKernel` knows both and computes them where they are used, on a GPU, without
+dropout. `DenseKernel` knows all and adds a mask that lies in memory: [heads, sequence, sequence] once per worker, or
+once per micro batch with documents.
+
+On a GPU torch may take only the kernels that were chosen: it would fall back on its math kernel without a word.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.config import ModelSection
+from trainer.config import CardError, ModelSection, Problem
 from trainer.mesh import Mesh
 from trainer.model.documents import DocumentRules
+from trainer.model.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel
 from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
 
-SMALLEST_FLEX_HEAD = 16
-FLEX_CAPABILITY = (8, 0)
 STRIP, MOST_STRIPS = 64, 8
 
 
@@ -35,59 +39,71 @@ class Kernel(Protocol):
     ) -> Tensor: ...
 
 
-def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | None) -> Kernel:
-    """The kernel for this model on this worker; one object serves all its blocks.
+Backends = tuple[SDPBackend, ...]
+FUSED: Backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+BACKENDS: dict[KernelName, Backends] = {
+    "causal": FUSED,
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION,),
+    "math": (SDPBackend.MATH,),
+}
 
-    Raises ValueError when `model.require_fused_attention` asks for more than there is.
+
+def device_facts(device: torch.device) -> Device:
+    """What the choice of a kernel depends on, of this machine."""
+    if device.type != "cuda":
+        return Device("cpu")
+    return Device("cuda", torch.cuda.get_device_capability(device), importlib.util.find_spec("triton") is not None)
+
+
+def kernel_for(model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str) -> KernelChoice:
+    """The choice for this model on this worker."""
+    stays_inside = documents is not None and documents.reset_attention
+    return choose_kernel(model, stays_inside, dtype, device_facts(mesh.device))
+
+
+def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str) -> Kernel:
+    """The chosen kernel for `precision.dtype`; one object serves all blocks of a worker.
+
+    Raises CardError when the card does not allow it (`model.require_fused_attention`).
     """
+    choice = kernel_for(model, mesh, documents, dtype)
+    if choice.refusal is not None:
+        raise CardError("run card", [Problem("model.require_fused_attention", True, choice.refusal, DROP_IT)])
     slopes = local_alibi_slopes(model.attention_heads, mesh) if model.position_embedding == "alibi" else None
     stays_inside = documents is not None and documents.reset_attention
-    if slopes is None and not stays_inside:
-        return CausalKernel()
-    obstacle = flex_obstacle(model, mesh.device)
-    if obstacle is None:
+    if choice.name == "flex":
         return FlexKernel(slopes, stays_inside, compiled=True)
-    if model.require_fused_attention:
-        raise ValueError(
-            f"model.require_fused_attention: attention without a mask in memory is not possible: {obstacle}; "
-            "change that or drop the key"
-        )
-    return DenseKernel(slopes, stays_inside, mesh.device)
-
-
-def flex_obstacle(model: ModelSection, device: torch.device) -> str | None:
-    """Why `FlexKernel` cannot train this model on this device; None when it can."""
-    if device.type != "cuda":
-        return f"it needs a GPU, the device is {device.type}"
-    if torch.cuda.get_device_capability(device) < FLEX_CAPABILITY:
-        return f"it needs compute capability {FLEX_CAPABILITY[0]}.{FLEX_CAPABILITY[1]} or newer"
-    if importlib.util.find_spec("triton") is None:
-        return "it needs the triton package"
-    if model.attention_dropout > 0.0:
-        return f"it knows no dropout, model.attention_dropout is {model.attention_dropout}"
-    if model.head_size < SMALLEST_FLEX_HEAD:
-        return f"it needs heads of at least {SMALLEST_FLEX_HEAD}, the head size is {model.head_size}"
-    return None
+    backends = BACKENDS.get(choice.name, ()) if mesh.device.type == "cuda" else ()
+    if slopes is None and not stays_inside:
+        return CausalKernel(backends)
+    return DenseKernel(slopes, stays_inside, mesh.device, backends)
 
 
 class CausalKernel:
-    """Causal attention without any bias: torch's own fused kernels."""
+    """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it may take."""
+
+    def __init__(self, backends: Sequence[SDPBackend] = ()):
+        self.backends = backends
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
-        return _attend(query, key, value, None, dropout)
+        return _attend(query, key, value, None, dropout, self.backends)
 
 
 class DenseKernel:
     """Attention with an additive mask: causal, ALiBi's slope x distance for the worker's heads, document borders.
 
     ALiBi is written as the distance to the query (0 on the diagonal, negative behind it), which equals slope x
-    position under the softmax and stays exact in bf16 where it matters. `slopes` None: no ALiBi.
+    position under the softmax and stays exact in bf16 where it matters. `slopes` None: no ALiBi. `backends`: the only
+    ones of torch's kernels that may be taken.
     """
 
-    def __init__(self, slopes: Tensor | None, stays_inside: bool, device: torch.device):
+    def __init__(
+        self, slopes: Tensor | None, stays_inside: bool, device: torch.device, backends: Sequence[SDPBackend] = ()
+    ):
+        self.backends = backends
         self.slopes = torch.zeros(1, device=device) if slopes is None else slopes
         self.stays_inside = stays_inside
-        self._made: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._made: dict[torch.dtype, Tensor] = {}
         self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
@@ -96,18 +112,24 @@ class DenseKernel:
             mask = self.bias(query.shape[2], dtype)
         else:
             mask = self._bias_inside(documents, dtype)
-        return _attend_in_strips(query, key, value, mask, dropout)
+        return _attend_in_strips(query, key, value, mask, dropout, self.backends)
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
-        """[1, heads of this worker or 1, length, length] of `dtype`; made once per length and kept."""
-        found = self._made.get((length, dtype))
-        if found is None:
-            position = torch.arange(length, device=self.slopes.device)
-            distance = (position[None, :] - position[:, None]).to(torch.float32)
-            bias = self.slopes[:, None, None] * distance
-            bias.masked_fill_(distance > 0, -math.inf)
-            found = self._made[(length, dtype)] = bias.to(dtype).unsqueeze(0)
-        return found
+        """[1, heads of this worker or 1, length, length] of `dtype`: the beginning of the longest one made so far.
+
+        Under a curriculum one of each length would take many times the memory of the longest.
+        """
+        found = self._made.get(dtype)
+        if found is None or found.shape[-1] < length:
+            self._made.pop(dtype, None)  # first: old and new together need not fit
+            found = self._made[dtype] = self._make(length).to(dtype).unsqueeze(0)
+        return found[..., :length, :length]
+
+    def _make(self, length: int) -> Tensor:
+        position = torch.arange(length, device=self.slopes.device)
+        distance = (position[None, :] - position[:, None]).to(torch.float32)
+        bias = self.slopes[:, None, None] * distance
+        return bias.masked_fill_(distance > 0, -math.inf)
 
     def _bias_inside(self, documents: Tensor, dtype: torch.dtype) -> Tensor:
         """The bias with other documents hidden [batch, heads, length, length]; kept for the stage's next block."""
@@ -173,14 +195,16 @@ def _is_behind_inside(documents: Tensor) -> Callable[..., Tensor]:
     return inside
 
 
-def _attend_in_strips(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+def _attend_in_strips(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, backends: Sequence[SDPBackend]
+) -> Tensor:
     """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its last query.
 
     Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster.
     """
     length = query.shape[2]
     if query.device.type != "cpu" or length < 2 * STRIP:
-        return _attend(query, key, value, mask, dropout)
+        return _attend(query, key, value, mask, dropout, backends)
     height = max(STRIP, -(-length // MOST_STRIPS))
     ends = range(height, length + height, height)
     strips = [
@@ -190,15 +214,29 @@ def _attend_in_strips(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, d
             value[:, :, :end],
             mask[:, :, end - height : end, :end],
             dropout,
+            backends,
         )
         for end in ends
     ]
     return torch.cat(strips, dim=2)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    backends: Sequence[SDPBackend],
+) -> Tensor:
     wide = compute_dtype(query)
-    mixed = functional.scaled_dot_product_attention(
-        query.to(wide), key.to(wide), value.to(wide), attn_mask=mask, dropout_p=dropout, is_causal=mask is None
-    )
+    with _only(backends):
+        mixed = functional.scaled_dot_product_attention(
+            query.to(wide), key.to(wide), value.to(wide), attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+        )
     return mixed.to(query.dtype)
+
+
+def _only(backends: Sequence[SDPBackend]) -> AbstractContextManager[Any]:
+    """Torch refuses, in place of a slower kernel, where none of these serves. None named: it may take any."""
+    return sdpa_kernel(list(backends)) if backends else nullcontext()
