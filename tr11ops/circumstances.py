@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.actions import Blame, Circumstances, Ending, Holder, Limits
 from tr11ops.agent.records import SUPERSEDED, AttemptVerdict
+from tr11ops.agent.recurrence import without_recurring
+from tr11ops.agent.traces import node_fault
 from tr11ops.evidence import observed
 from tr11ops.exclusions import AUTOMATIC_OWNER, INCLUDED
 from tr11ops.journal import Ledger
@@ -80,17 +82,27 @@ def _ending(verdict: AttemptVerdict) -> Ending:
 
 
 def _blames(directory: RunDirectory) -> Iterator[Blame]:
-    """Raises OSError or ValueError when a record of a launch is there and cannot be read."""
-    for folder in _newest_attempts(directory):
-        for path in sorted((folder / "launches").glob("*.json")):
-            record: dict[str, Any] = read_json(path) or {}
-            confidence, end = record.get("confidence"), record.get("end")
-            if record.get("cause") != "node" or not isinstance(confidence, int | float):
-                continue
-            for node in record.get("blamed") or ():
-                why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
-                when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
-                yield Blame(str(node), float(confidence), why, folder.name, when, lines)
+    """Raises OSError or ValueError when a record of a launch is there and cannot be read.
+
+    A fault that came back elsewhere is no node's: its launches blame nobody.
+    """
+    records: list[tuple[str, dict[str, Any]]] = [
+        (folder.name, read_json(path) or {})
+        for folder in _newest_attempts(directory)
+        for path in sorted((folder / "launches").glob("*.json"))
+    ]
+    faults = [fault for name, record in records if (fault := node_fault(name, record)) is not None]
+    own = set(without_recurring(faults))
+    for name, record in records:
+        confidence, end = record.get("confidence"), record.get("end")
+        if record.get("cause") != "node" or not isinstance(confidence, int | float):
+            continue
+        if node_fault(name, record) not in own:
+            continue
+        for node in record.get("blamed") or ():
+            why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
+            when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
+            yield Blame(str(node), float(confidence), why, name, when, lines)
 
 
 def _releasable(directory: RunDirectory, verdicts: tuple[AttemptVerdict, ...]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.exclusions import exclude
+from tr11ops.exclusions import EXCLUDED, INCLUDED, exclude, read_version
 from tr11ops.journal import read_journal
 from tr11ops.rundir import RunDirectory
 from tr11ops.twin.faults import heal, inject
@@ -214,6 +214,34 @@ def test_a_black_hole_burns_one_task_and_the_others_run_elsewhere(stage: Stage) 
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
     assert stage.waiting().excluded == (NODES[1],)
     assert stage.waiting().pending_tasks == (3, 4, 5)
+
+
+@pytest.mark.timeout(400)
+def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
+    stage.paths.root.mkdir()
+    inject(stage.twin, "bad-sample", path=str(stage.paths.root))
+    stage.launch(5, spares=0)
+    stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
+    first, second = stage.started()
+    stage.wait((stage.paths.attempt(second) / "verdict.json").exists, "the second verdict")
+    [one], [two] = stage.launches(first), stage.launches(second)
+    assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
+    assert (two["cause"], two["blamed"], two["suspects"] == one["blamed"]) == ("software", [], False)
+    assert stage.verdict(second)["held"] == [stage.array] and stage.waiting().pending_tasks == (3, 4, 5)
+    said = f"the same fault came back after iteration 7 on {one['blamed'][0]} and {two['suspects'][0]}"
+    assert said in stage.verdict(second)["message"]
+    assert stage.waiting().excluded == ()
+    assert not read_version(stage.directory.exclusions).exclusions
+    kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
+    assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
+        (EXCLUDED, one["blamed"][0]), (INCLUDED, one["blamed"][0]),
+    ]  # fmt: skip
+    capsys.readouterr()
+    execute(["status", "--scheduler", "slurm"])
+    assert "software or data, not the nodes" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(400)

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     CONFIGURATION = "configuration"
     STORAGE = "storage"
     NUMERICS = "numerics"
+    SOFTWARE = "software"
     OPERATOR = "operator"
     UNKNOWN = "unknown"
 

@@ -14,14 +14,21 @@ from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attribution import Attribution, Evidence, Kind, attribute
-from tr11ops.agent.breaker import must_hold, read_burned
+from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
 from tr11ops.agent.place import Place, Surroundings
 from tr11ops.agent.records import SUPERSEDED, AttemptVerdict, LaunchRecord, of_failure, of_marker, without_restart
+from tr11ops.agent.recurrence import NodeFault, of_software, same_elsewhere
 from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Stop, decide, first_nodes
 from tr11ops.agent.remedy import Attempt, Remedy, forbidding_verdict, running_beside, switch_of
 from tr11ops.agent.srun import parse_lines
 from tr11ops.agent.step import Launch, LaunchEnd, LineTee, StopFlag, Watch, run_launch
-from tr11ops.agent.traces import read_failures, read_reports, read_standing
+from tr11ops.agent.traces import (
+    last_iteration_since,
+    read_failures,
+    read_node_faults,
+    read_reports,
+    read_standing,
+)
 from tr11ops.agent.verdict import read_marker
 from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cluster.hostlist import compress
@@ -133,6 +140,8 @@ class Controller:
         marker = self._marker(number)
         found = self._attribute(record, watch, end, marker)
         after = read_standing(self._paths)
+        reached = last_iteration_since(self._paths, self._job_id, record.start)
+        found = self._across_attempts(replace(record, reached=reached), found)
         self._outcomes.append(
             Outcome(nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before))
         )
@@ -142,7 +151,7 @@ class Controller:
             cause=found.kind.value, summary=found.summary, confidence=found.confidence, blamed=found.blamed,
             suspects=found.suspects, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
-            iteration_after=after.iteration, checkpoint_after=after.checkpoint,
+            iteration_after=after.iteration, checkpoint_after=after.checkpoint, reached=reached,
         )  # fmt: skip
         self._write(record)
         return record, marker, found
@@ -203,6 +212,22 @@ class Controller:
         )
         return attribute(evidence, self._place.attributors)
 
+    def _across_attempts(self, record: LaunchRecord, found: Attribution) -> Attribution:
+        """What `found` is once earlier launches are looked at: a fault that follows the training is no node's.
+
+        The exclusions that rest on its earlier appearances are taken back.
+        """
+        if found.kind is not Kind.NODE or not self._place.swaps_nodes:
+            return found
+        last = NodeFault(self._job_id, record.launch, found.fault, record.reached, found.blamed, found.summary)
+        earlier = [folder for folder, _ in attempts_before(self._place.directory, self._job_id)]
+        others = same_elsewhere(last, read_node_faults((self._folder, *earlier)))
+        if not others:
+            return found
+        better = of_software(found, last, others)
+        self._remedy.take_back(others, better.summary)
+        return better
+
     def _budget(self) -> Budget:
         resilience = self._config.resilience
         return Budget(resilience.launches_per_attempt, resilience.launches_without_progress)
@@ -260,7 +285,7 @@ class Controller:
         usable = self._surroundings.situation().usable
         barred = [node for node in self._place.allocation.nodes if node not in usable]
         why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
-        self._remedy.refresh(barred)
+        self._remedy.refresh()
         return self._end_task(
             replace(self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation")
         )
@@ -283,8 +308,9 @@ class Controller:
     def _end_task(self, verdict: AttemptVerdict) -> int:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
-        if not why and self._remedy.refused:
-            why = f"{compress(self._remedy.refused)} cannot be excluded: as many nodes as allowed are already"
+        refused = self._remedy.refused
+        if not why and refused:
+            why = f"{compress([one.node for one in refused])} cannot be excluded: {refused[0].why}"
         if not why and not verdict.progress:
             burned = read_burned(self._place.directory, self._job_id)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)

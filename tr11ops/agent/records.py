@@ -23,6 +23,7 @@ class LaunchRecord:
 
     `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `iteration_*` and
     `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at its end.
+    `reached`: the last iteration that this very launch logged, None where it logged none.
     """
 
     launch: int
@@ -44,6 +45,7 @@ class LaunchRecord:
     checkpoint_before: int | None = None
     iteration_after: int | None = None
     checkpoint_after: int | None = None
+    reached: int | None = None
 
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from tr11ops.agent.attribution import Kind
 
-NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS})  # the next launch would meet the same
+# the next launch would meet the same
+NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS, Kind.SOFTWARE})
 
 
 @dataclass(frozen=True)

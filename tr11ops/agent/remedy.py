@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import Any
 from tr11ops.agent.attribution import Attribution
 from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.records import SUPERSEDED, AttemptVerdict
+from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering, WaitingWork
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
-from tr11ops.evidence import observed, read_exclusions
-from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, most_exclusions
+from tr11ops.evidence import cause, observed, read_exclusions
+from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, include, most_exclusions, read_version
 from tr11ops.journal import Journal
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
@@ -44,6 +45,14 @@ class Attempt:
         return self.config.paths.attempt(self.job_id)
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A bad node that is not excluded, and why not."""
+
+    node: str
+    why: str
+
+
 class Remedy:
     """The effects of one attempt on the run's other work. `scheduler` and `waiting` are None in the foreground."""
 
@@ -58,7 +67,7 @@ class Remedy:
         self._pending: list[Future[object]] = []
         self._held: Future[tuple[tuple[str, ...], bool]] | None = None
         self._partition_nodes: int | None = None
-        self.refused: list[str] = []  # nodes that the cap kept from being excluded
+        self.refused: list[Refused] = []
 
     # ------------------------------------------------------------------ nodes
     def bar(self, found: Attribution) -> None:
@@ -67,18 +76,21 @@ class Remedy:
             self._later(lambda: self._bar(found))
 
     def _bar(self, found: Attribution) -> None:
-        barred = [node for node in found.blamed if self._exclude(node, found)]
-        if barred and self._waiting is not None:
-            self.refresh(barred)
+        excluded = [node for node in found.blamed if self._exclude(node, found)]
+        if excluded:
+            self.refresh()
 
-    def refresh(self, nodes: list[str]) -> None:
-        """Put nodes, and all of the run's list, on the exclude lists of the waiting work."""
+    def refresh(self) -> None:
+        """Put the run's list, and nothing else, on the exclude lists of the waiting work."""
         listed = known(read_exclusions(self._attempt.directory.exclusions), ())
-        if self._waiting is not None:
-            self._waiting.exclude(dict.fromkeys([*nodes, *(entry.node for entry in listed)]))
+        if self._waiting is not None and listed:
+            self._waiting.exclude([entry.node for entry in listed])
 
     def _exclude(self, node: str, found: Attribution) -> bool:
-        """Write it on the run's list; False when the cap does not allow it. A list that cannot be written is said."""
+        """Write it on the run's list; False when the cap does not allow it, or when it cannot be written.
+
+        What is not on record is not excluded at the scheduler either: nobody could see it, or take it back.
+        """
         resilience = self._attempt.config.resilience
         try:
             done = exclude(
@@ -92,16 +104,35 @@ class Remedy:
                 most=self._most(),
             )
         except (OSError, ExclusionError) as error:
-            self._tee.line(f"tr11: {node} could not be put on the run's list of excluded nodes: {error}")
-            return True
+            self.refused.append(Refused(node, f"the run's list cannot be written: {cause(error)}"))
+            self._tee.line(f"tr11: {node} is not excluded, its record cannot be written: {cause(error)}")
+            return False
         if done:
             self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
         else:
-            self.refused.append(node)
+            self.refused.append(Refused(node, "as many nodes as allowed are already"))
             self._tee.line(
                 f"tr11: {node} is not excluded: as many nodes as allowed are (resilience.exclusion_cap_percent)"
             )
         return done
+
+    def take_back(self, others: Sequence[NodeFault], why: str) -> None:
+        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the waiting work."""
+        self._later(lambda: self._take_back(others, why))
+
+    def _take_back(self, others: Sequence[NodeFault], why: str) -> None:
+        directory = self._attempt.directory
+        back: list[str] = []
+        try:
+            for entry in innocent(read_version(directory.exclusions).exclusions, AUTOMATIC_OWNER, others):
+                if include(directory, entry.node, why=why, owner=AUTOMATIC_OWNER):
+                    self._tee.line(f"tr11: {entry.node} is not excluded any more: {why}")
+                    back.append(entry.node)
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: exclusions cannot be taken back, the run's list is as it was: {cause(error)}")
+        allowed = [node for node in back if node not in self._attempt.config.slurm.exclude]
+        if allowed and self._waiting is not None:
+            self._waiting.readmit(allowed)
 
     def prepare(self) -> None:
         """Ask now what the scheduler may be too dead to say later: how many nodes there are."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.attribution import Failure, NodeReport
+from tr11ops.agent.attribution import Failure, Kind, NodeReport
+from tr11ops.agent.recurrence import NodeFault
 from tr11ops.evidence import read_steps
-from tr11ops.snapshot import Unknown
+from tr11ops.snapshot import Unknown, known
 from trainer.contract import RunPaths
 from trainer.leaving import newest_step
 
@@ -32,6 +33,46 @@ def read_standing(paths: RunPaths) -> Standing:
     steps = read_steps(paths)
     logged = None if isinstance(steps, Unknown) or not steps else max(step.record.iteration for step in steps)
     return Standing(logged, newest_step(paths))
+
+
+def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | None:
+    """The last iteration that this attempt logged since `moment`, seconds since the epoch; None when it logged none."""
+    logged = (
+        step.record.iteration
+        for step in reversed(known(read_steps(paths), ()))
+        if step.job_id == job_id and step.time is not None and step.time >= moment
+    )
+    return next(logged, None)
+
+
+def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
+    """The launches of these attempts' folders whose faults showed themselves on nodes, in the order of the folders."""
+    return tuple(
+        fault
+        for folder in folders
+        for value in sorted(_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
+        if (fault := node_fault(folder.name, value)) is not None
+    )
+
+
+_ACCUSED = {Kind.NODE.value: "blamed", Kind.SOFTWARE.value: "suspects"}  # where a record names the nodes, by its cause
+
+
+def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
+    """A launch's record as the fault of nodes that it is; None where it is none."""
+    named = _ACCUSED.get(str(record.get("cause")))
+    nodes = tuple(map(str, record.get(named) or ())) if named else ()
+    if not nodes:
+        return None
+    reached = record.get("reached")
+    return NodeFault(
+        job_id,
+        int(record.get("launch") or 0),
+        str(record.get("fault") or ""),
+        reached if isinstance(reached, int) else None,
+        nodes,
+        str(record.get("summary") or ""),
+    )
 
 
 def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:

@@ -76,6 +76,18 @@ class WaitingWork:
             self._say(f"tr11: the waiting tasks of job {number} will not use {compress(wanted)}")
         return complete
 
+    def readmit(self, nodes: Iterable[str]) -> bool:
+        """Take nodes off the exclude lists of the waiting work, in place; False when that could not be done."""
+        wanted = frozenset(nodes)
+        done, complete = self._change(
+            "take nodes off the exclude lists of",
+            lambda work: self._scheduler.exclude(work.number, tuple(sorted(work.excluded - wanted))),
+            lambda job: not wanted & set(job.excluded),
+        )
+        for number in done:
+            self._say(f"tr11: the waiting tasks of job {number} may use {compress(wanted)} again")
+        return complete
+
     def hold(self) -> tuple[tuple[str, ...], bool]:
         """Hold all of it: the numbers of the jobs that are held, and whether nothing is left that could start."""
         done, complete = self._change(

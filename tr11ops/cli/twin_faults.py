@@ -32,7 +32,7 @@ def fault(
         float | None, typer.Option("--for", metavar="SECONDS", help="Heal by itself after this long.")
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--path", metavar="DIR", help="The directory, for disk-full and read-only.")
+        str | None, typer.Option("--path", metavar="DIR", help="The directory, for disk-full, read-only, bad-sample.")
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Of drain.")] = None,
     name: NameOption = "default",

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from tr11ops.twin.fault_effects import black_hole, slow_down
+from tr11ops.twin.fault_effects import black_hole, slow_down, spoil
 from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.fault_training import BadSample
 from tr11ops.twin.faults import heal
 from tr11ops.twin.node_processes import StepWatch
 from tr11ops.twin.plan import TwinError
@@ -24,15 +27,16 @@ def run(root: Path, key: str, identity: str) -> int:
     """Keep the fault up until it is healed; returns 0, or 1 when the twin is gone."""
     twin = Twin.find(root.name, root.parent)
     store = FaultStore(twin.folders)
-    repeat = {"black-hole": black_hole, "slow-node": slow_down}
     fault = _mine(store, key, identity)
+    while fault is not None and fault.kind == "bad-sample" and not fault.details:  # it is written in a moment
+        time.sleep(LOOK_SECONDS)
+        fault = _mine(store, key, identity)
     if fault is None:
         return 0
-    watch = StepWatch(twin.folders, fault.target)
+    act = _repeated(twin, fault)
     looked = time.monotonic()
     while True:
-        act = repeat.get(fault.kind)
-        time.sleep(act(watch) if act is not None else LOOK_SECONDS)
+        time.sleep(act())
         if time.monotonic() - looked < LOOK_SECONDS:
             continue
         looked = time.monotonic()
@@ -46,6 +50,17 @@ def run(root: Path, key: str, identity: str) -> int:
                 return 0
             print(f"{fault}: {errors[0]}; trying again", file=sys.stderr, flush=True)
             time.sleep(RETRY_SECONDS)
+
+
+def _repeated(twin: Twin, fault: Fault) -> Callable[[], float]:
+    """What is done again and again while the fault lasts; it returns the seconds until the next time."""
+    if fault.kind == "bad-sample":
+        sample = BadSample(
+            twin.folders, twin.plan.node_names, Path(fault.target), int(fault.details.get("iteration", 0))
+        )
+        return partial(spoil, sample)
+    repeat = {"black-hole": black_hole, "slow-node": slow_down}.get(fault.kind)
+    return partial(repeat, StepWatch(twin.folders, fault.target)) if repeat is not None else lambda: LOOK_SECONDS
 
 
 def _mine(store: FaultStore, key: str, identity: str) -> Fault | None:

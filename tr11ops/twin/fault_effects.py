@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from tr11ops.twin import fault_directories
 from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
+from tr11ops.twin.fault_training import SIGNAL, BadSample, fatal_iteration
 from tr11ops.twin.node_processes import StepWatch, scan
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import ProcessRecord, end
@@ -235,6 +238,14 @@ def _make_read_only(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
+def _spoil_sample(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
+
+
+def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    return f"iteration {fault.details.get('iteration', '?')} can be trained again"
+
+
 def _uncover(twin: Twin, _store: FaultStore, fault: Fault) -> str:
     fault_directories.uncover(fault, twin.folders)
     return f"{fault.target} can be written again"
@@ -255,6 +266,7 @@ BREAK: Mapping[str, Break] = {
     "drain": _drain,
     "disk-full": _fill_disk,
     "read-only": _make_read_only,
+    "bad-sample": _spoil_sample,
 }
 MEND: Mapping[str, Mend] = {
     "worker-crash": _continue,
@@ -271,6 +283,7 @@ MEND: Mapping[str, Mend] = {
     "drain": _resume,
     "disk-full": _uncover,
     "read-only": _uncover,
+    "bad-sample": _end_bad_sample,
 }
 
 
@@ -288,3 +301,9 @@ def slow_down(watch: StepWatch) -> float:
     time.sleep(SLOW_PERIOD_SECONDS * (1 - SLOW_SHARE))
     send(tasks, signal.SIGCONT)
     return SLOW_PERIOD_SECONDS * SLOW_SHARE
+
+
+def spoil(sample: BadSample) -> float:
+    """Kill the rank that has reached the iteration."""
+    send(sample.look(), SIGNAL)
+    return SAMPLE_SECONDS

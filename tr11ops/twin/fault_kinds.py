@@ -47,6 +47,8 @@ _KINDS = (
     FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC) before one is removed",
               "takes the full disk away; what was changed stays"),
     FaultKind("read-only", "directory", "nothing can be changed below the directory (EROFS)", "ends that"),
+    FaultKind("bad-sample", "directory", "a rank of the run there dies (SIGSEGV) at one iteration of every launch, on "
+              "any node", "ends the killer", needs_agent=True),
 )  # fmt: skip
 KINDS: Mapping[str, FaultKind] = {kind.name: kind for kind in _KINDS}
 

@@ -1,0 +1,84 @@
+"""A fault that follows the training from node to node is no node's: one launch at a time, and over whole histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.agent.attribution import Attribution, Kind
+from tr11ops.agent.recurrence import NodeFault, innocent, of_software, same_elsewhere, without_recurring
+from tr11ops.agent.traces import node_fault
+from tr11ops.snapshot import Exclusion
+
+FIRST = NodeFault("11", 1, "died: the worker was ended by sigsegv at 3", 7, ("x2",), "rank 3 on x2: ended by SIGSEGV")
+LAST = replace(FIRST, job_id="12", nodes=("x5",), summary="rank 3 on x5: ended by SIGSEGV")
+
+
+def test_the_same_rank_iteration_and_signature_on_another_node_clears_both():
+    assert same_elsewhere(LAST, [FIRST]) == (FIRST,)
+    assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (FIRST,)  # in the same task
+    assert same_elsewhere(replace(LAST, reached=8), [FIRST])  # its step was just logged
+
+
+def test_another_rank_iteration_signature_or_the_same_node_clears_nobody():
+    for other in (
+        replace(LAST, fault="died: the worker was ended by sigsegv at 2"), replace(LAST, reached=90),
+        replace(LAST, fault="died: the worker was ended by sigbus at 3"), replace(LAST, nodes=("x2",)),
+        replace(LAST, reached=None), replace(LAST, fault=""), replace(LAST, nodes=()),
+    ):  # fmt: skip
+        assert same_elsewhere(other, [FIRST]) == ()
+
+
+def test_before_a_first_step_three_nodes_are_needed_as_two_may_be_bad_side_by_side():
+    early, last = replace(FIRST, reached=None), replace(LAST, reached=None)
+    assert same_elsewhere(last, [early]) == ()
+    assert same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()  # the same node twice
+    third = replace(early, nodes=("x9",))
+    assert same_elsewhere(last, [early, third]) == (early, third)
+
+
+def test_the_conclusion_says_where_and_blames_nobody():
+    found = Attribution(Kind.NODE, LAST.summary, 0.85, ("x5",), evidence=("srun: x5",), fault=LAST.fault)
+    told = of_software(found, LAST, (FIRST,))
+    assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.SOFTWARE, (), ("x5",), LAST.fault)
+    assert told.summary == (
+        "software or data, not the nodes: the same fault came back after iteration 7 on x2 and x5: "
+        "rank 3 on x5: ended by SIGSEGV"
+    )
+    assert told.evidence == ("attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV", "srun: x5")
+
+
+def test_only_automatic_exclusions_that_rest_on_it_are_taken_back():
+    mine = Exclusion("x2", FIRST.summary, "tr11", job_id="11")
+    others = (
+        replace(mine, owner="ana"), replace(mine, why="Xid 79"), replace(mine, job_id="9"), replace(mine, node="x3"),
+    )  # fmt: skip
+    assert innocent((mine, *others), "tr11", (FIRST,)) == (mine,)
+
+
+def test_a_launchs_record_tells_on_which_nodes_its_fault_was_also_when_none_is_blamed():
+    record = {"launch": 2, "cause": "node", "fault": "f", "blamed": ["x1"], "suspects": ["x7"], "reached": 4}
+    assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "")
+    assert node_fault("11", {**record, "cause": "software"}) == NodeFault("11", 2, "f", 4, ("x7",), "")
+    assert node_fault("11", {"launch": 1, "cause": "node", "blamed": ["x1"]}) == NodeFault("11", 1, "", None, ("x1",))
+    for cause in ("unknown", "operator", None, 7):
+        assert node_fault("11", {**record, "cause": cause}) is None
+
+
+faults = st.builds(
+    NodeFault,
+    job_id=st.sampled_from(["1", "2"]), launch=st.integers(1, 3), fault=st.sampled_from(["", "a at 3", "b at 3"]),
+    reached=st.none() | st.integers(5, 9), nodes=st.lists(st.sampled_from("uvw"), max_size=2).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(faults, max_size=6), faults)
+def test_what_clears_a_node_is_always_the_same_fault_on_other_nodes(before: list[NodeFault], last: NodeFault):
+    found = same_elsewhere(last, before)
+    nodes = [node for one in (last, *found) for node in set(one.nodes)]
+    assert len(set(nodes)) == len(nodes)
+    assert all(one in before and one.fault == last.fault and one.nodes for one in found)
+    assert len(found) != 1 or last.reached is not None
+    assert len({*without_recurring([last])}) == 1  # a fault alone is always its nodes'

@@ -1,0 +1,83 @@
+"""Is a fault the nodes' own, or does it follow the training from node to node? Judged over all attempts of a run. Pure.
+
+A launch names the node that its fault showed itself on. When the same fault shows itself at the same place of the
+training on other nodes, the software or the data have it: the nodes are innocent, also those that were excluded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tr11ops.agent.attribution import Attribution, Kind
+from tr11ops.snapshot import Exclusion
+
+NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
+ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
+SURE = 0.9
+
+
+@dataclass(frozen=True)
+class NodeFault:
+    """A launch whose fault showed itself on nodes. `fault` names what happened, and to which rank, free of hosts.
+
+    `reached`: the last iteration that the launch logged, None where it logged none.
+    """
+
+    job_id: str
+    launch: int
+    fault: str
+    reached: int | None
+    nodes: tuple[str, ...]
+    summary: str = ""
+
+
+def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
+    """The earlier faults that show that `last` is not its nodes' own, in the order given; empty where they do not.
+
+    All are the same fault at the same iteration, each on other nodes than the others.
+    """
+    found: list[NodeFault] = []
+    nodes = set(last.nodes)
+    for one in before:
+        is_same = bool(last.fault) and one.fault == last.fault and _is_near(one.reached, last.reached)
+        if is_same and one.nodes and not nodes & set(one.nodes):
+            found.append(one)
+            nodes |= set(one.nodes)
+    needed = ENOUGH_BEFORE_A_STEP if last.reached is None else ENOUGH
+    return tuple(found) if last.nodes and len(found) + 1 >= needed else ()
+
+
+def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]) -> Attribution:
+    """The conclusion about `last` in place of `found`, once `others` have shown that it is not the node's.
+
+    Its suspects are the nodes on which it showed itself this time; none is blamed.
+    """
+    names = [*(node for one in others for node in one.nodes), *last.nodes]
+    where = "before its first iteration" if last.reached is None else f"after iteration {last.reached}"
+    summary = (
+        f"software or data, not the nodes: the same fault came back {where} on {' and '.join(names)}: {found.summary}"
+    )
+    said = (*(f"attempt {one.job_id}, launch {one.launch}: {one.summary}" for one in others), *found.evidence)
+    return replace(
+        found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), suspects=last.nodes, evidence=said
+    )
+
+
+def innocent(entries: Iterable[Exclusion], owner: str, others: Sequence[NodeFault]) -> tuple[Exclusion, ...]:
+    """The automatic exclusions that rest on these faults alone; what a person asked for, or another fault, stays."""
+    rests_on = {(node, one.job_id, one.summary) for one in others for node in one.nodes}
+    return tuple(
+        entry for entry in entries if entry.owner == owner and (entry.node, entry.job_id, entry.why) in rests_on
+    )
+
+
+def without_recurring(faults: Sequence[NodeFault]) -> tuple[NodeFault, ...]:
+    """The faults that are still their nodes' own after all of them are known."""
+    return tuple(one for one in faults if not same_elsewhere(one, (other for other in faults if other is not one)))
+
+
+def _is_near(one: int | None, other: int | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= NEAR
