@@ -18,13 +18,14 @@ from tr11ops.actions import Action, Cancel, Exclude, Hold, Release, Resubmit, St
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.deeds import INTENT, OUTCOME, Deed, Result, Standing, intent_data, outcome_data
 from tr11ops.detect import signs
-from tr11ops.evidence import cause, observed
+from tr11ops.evidence import cause, observed, read_submissions
 from tr11ops.exclusions import AUTOMATIC_OWNER, exclude
 from tr11ops.holds import hold, release
 from tr11ops.journal import Journal
 from tr11ops.launch.queue import is_superseded, job_of_tag
 from tr11ops.launch.surroundings import read_traces
 from tr11ops.nodes.project import project
+from tr11ops.ownership import own_jobs
 from tr11ops.rundir import RunDirectory, new_tag
 from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.stacks import has_stacks, keep_stacks
@@ -257,9 +258,7 @@ class RunEffects:
         return "held" if isinstance(action, Hold) else "released"
 
 
-def own_pending(directory: RunDirectory, name: str, scheduler: Scheduler, user: str) -> tuple[Job, ...]:
+def own_pending(directory: RunDirectory, scheduler: Scheduler) -> tuple[Job, ...]:
     """The run's jobs as the scheduler knows them now."""
-    from tr11ops.launch.queue import own_jobs
-
-    ours, _ = own_jobs(name, directory, scheduler.jobs(), user)
-    return tuple(ours)
+    submissions, _ = read_submissions(directory)
+    return own_jobs(directory, scheduler.jobs(), known(submissions, ()), scheduler.name)[0]

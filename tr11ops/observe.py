@@ -15,7 +15,9 @@ from tr11ops.deeds import DAY_SECONDS, replay
 from tr11ops.evidence_operation import operation_facts, see_operation, unseen_operation
 from tr11ops.evidence_training import see_training, training_facts, unseen_training
 from tr11ops.journal import read_journal
-from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.ownership import Ownership
+from tr11ops.run_clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
+from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
 from trainer.checkpoint.resumable import ResumeNeed
 
@@ -47,20 +49,25 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
 
 
 def observe(
-    directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown, now: float, read_digests: bool = False
+    directory: RunDirectory,
+    facts: RunFacts,
+    scheduler: Overview | Unknown,
+    now: float | Moment,
+    read_digests: bool = False,
 ) -> Snapshot:
     """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into the snapshot).
 
-    `now` is the moment, in seconds since the epoch. `read_digests` also compares the newest checkpoint's digests with
-    its manifest, which reads all its bytes.
+    `now` is the moment by the run's clock (`look_now`); a number is taken for that. `read_digests` also compares the
+    newest checkpoint's digests with its manifest, which reads all its bytes.
     """
+    moment = now if isinstance(now, Moment) else Moment(now)
     jobs, nodes = _ask(scheduler, facts.name)
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
     if not directory.exists:
         why = Unknown(f"{directory.root} is not there: nothing launched from here, or its file system is not mounted")
-        mine, namesakes = _split(jobs, directory, facts.variant, ())
+        mine, namesakes = _split(jobs, Ownership(directory, variant=facts.variant))
         return Snapshot(
-            time=now,
+            time=moment.time,
             run=facts,
             scheduler=name,
             jobs=mine,
@@ -74,24 +81,29 @@ def observe(
             submissions=why,
             namesakes=namesakes,
             resubmitted=why,
+            clock_ahead=moment.ahead,
             **vars(unseen_training(why)),
             **vars(unseen_operation(why)),
         )
     paths = directory.paths
     submissions, submission_doubts = evidence.read_submissions(directory)
-    mine, namesakes = _split(jobs, directory, facts.variant, known(submissions, ()))
+    mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), facts.variant, scheduler=name))
     heartbeats, heartbeat_doubts = evidence.read_heartbeats(paths)
     attempts = evidence.read_attempts(paths)
+    steps = evidence.read_steps(paths)
     operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts)
+    ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
+    living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
+    beats = known(heartbeats, ())
     return Snapshot(
-        time=now,
+        time=moment.time,
         run=facts,
         scheduler=name,
         jobs=mine,
         nodes=nodes,
-        steps=evidence.read_steps(paths),
-        heartbeats=heartbeats,
-        attempts=attempts,
+        steps=steps if isinstance(steps, Unknown) else corrected_steps(steps, beats, ahead, living),
+        heartbeats=heartbeats if isinstance(heartbeats, Unknown) else corrected_beats(beats, ahead, living),
+        attempts=attempts if isinstance(attempts, Unknown) else corrected_attempts(attempts, ahead, living),
         checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests, facts.need),
         kill_switch=evidence.read_kill_switch(facts.kill_switch),
         pause=evidence.read_kill_switch(paths.pause),
@@ -99,10 +111,16 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         doubts=(*heartbeat_doubts, *submission_doubts),
-        resubmitted=_resubmitted(directory, now) if facts.operation.resubmissions else 0,
+        resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
+        clock_ahead=moment.ahead,
         **vars(see_training(paths, attempts)),
         **vars(operation),
     )
+
+
+def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:
+    """The moment for `observe`, by the run's clock."""
+    return moment_of(directory, facts.operation.clock_skew_seconds, scheduler)
 
 
 def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
@@ -130,51 +148,8 @@ def _call(call: Callable[[], T]) -> Observed[T]:
         return Unknown(f"it answered with an error: {evidence.cause(error)}")
 
 
-def _split(
-    jobs: Observed[tuple[Job, ...]], directory: RunDirectory, variant: str, submissions: tuple[Submission, ...]
-) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
-    if isinstance(jobs, Unknown):
-        return jobs, ()
-    whose = _Ownership(directory.mark, variant, submissions)
-    mine = tuple(job for job in jobs if whose.has(job))
-    kept = frozenset(map(id, mine))
-    return mine, tuple(job for job in jobs if id(job) not in kept)
-
-
-def belongs(job: Job, directory: RunDirectory, variant: str, submissions: tuple[Submission, ...]) -> bool:
-    """Whether a job of the right name is of this very run: by the mark in its comment, else by a recorded job id.
-
-    Another user's, another directory's or another variant's job of the same name is not. Ids alone are trusted only
-    for a job submitted no earlier than the record was begun, because schedulers reuse ids after a reset.
-    """
-    return _Ownership(directory.mark, variant, submissions).has(job)
-
-
-class _Ownership:
-    """`belongs` for thousands of jobs: what it needs of the submissions is looked up, not searched."""
-
-    def __init__(self, mark: str, variant: str, submissions: tuple[Submission, ...]) -> None:
-        self._mark = mark
-        self._variant = variant
-        self._variants = {entry.tag: entry.variant for entry in submissions}
-        self._marked: dict[str, bool | None] = {}
-        self._by_job: dict[str, Submission] = {}
-        for entry in submissions:
-            if entry.job_id is not None and entry.variant == variant:
-                self._by_job.setdefault(entry.job_id, entry)
-
-    def has(self, job: Job) -> bool:
-        if job.comment not in self._marked:  # the same for all tasks of an array
-            marked = parse_comment(job.comment)
-            self._marked[job.comment] = None if marked is None else self._is_ours(*marked)
-        is_ours = self._marked[job.comment]
-        if is_ours is not None:
-            return is_ours
-        entry = self._by_job.get(job.raw_id) or self._by_job.get(job.array_id or job.raw_id)
-        return entry is not None and (job.submit_time is None or job.submit_time >= entry.time - 60.0)
-
-    def _is_ours(self, tag: str, mark: str) -> bool:
-        return mark == self._mark and self._variants.get(tag, self._variant) == self._variant
+def _split(jobs: Observed[tuple[Job, ...]], ownership: Ownership) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
+    return (jobs, ()) if isinstance(jobs, Unknown) else ownership.split(jobs)
 
 
 def _exclusions(

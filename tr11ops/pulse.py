@@ -25,7 +25,7 @@ from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import blind, detect_all
 from tr11ops.evidence import cause
 from tr11ops.journal import Journal, read_journal
-from tr11ops.observe import facts_of, observe
+from tr11ops.observe import facts_of, look_now, observe
 from tr11ops.policy import plan, standing
 from tr11ops.pulse_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.rundir import RunDirectory, make_shared
@@ -93,9 +93,11 @@ class Pulse:
 
 
 def take_pulse(
-    run: Run, hands: Hands | None, *, email: bool = True, dry_run: bool = False, now: Callable[[], float] = time.time
+    run: Run, hands: Hands | None, *, email: bool = True, dry_run: bool = False, now: Callable[[], float] | None = None
 ) -> Pulse:
     """One pass. Without `hands` nothing is done but told; a dry run tells nobody and writes nothing.
+
+    `now` stands for the run's clock; without it the pass compares its own with that.
 
     Nothing is raised for what cannot be seen, written or sent: that is in the verdict and the notes.
     """
@@ -105,7 +107,7 @@ def take_pulse(
         notes += bring_back(run.directory)
     turn = None if hands is None or dry_run else _turn(run, notes)
     try:
-        pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now())
+        pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now)
     finally:
         if turn is not None:
             turn.give_back()
@@ -145,10 +147,18 @@ def _doubt_of_clock(run: Run, turn: Turn) -> str:
 
 
 def _pass(
-    run: Run, hands: Hands | None, turn: Turn | None, notes: list[str], email: bool, dry_run: bool, now: float
+    run: Run,
+    hands: Hands | None,
+    turn: Turn | None,
+    notes: list[str],
+    email: bool,
+    dry_run: bool,
+    clock: Callable[[], float] | None,
 ) -> Pulse:
     directory = run.directory
-    snapshot = observe(directory, facts_of(run.card, run.typed), run.eye, now)
+    facts = facts_of(run.card, run.typed)
+    snapshot = observe(directory, facts, run.eye, look_now(directory, facts, run.eye) if clock is None else clock())
+    now = snapshot.time
     findings = detect_all(snapshot)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
@@ -210,7 +220,7 @@ def _effects(run: Run, hands: Hands, snapshot: Snapshot) -> RunEffects:
         scheduler=hands.scheduler,
         prepare=hands.prepare,
         user=run.user,
-        own_jobs=lambda: own_pending(run.directory, run.card.run.name, hands.scheduler, run.user),
+        own_jobs=lambda: own_pending(run.directory, hands.scheduler),
         nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
         exclusion_days=run.card.resilience.exclusion_days,
     )

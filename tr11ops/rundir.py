@@ -135,7 +135,11 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        return self.root.is_dir()
+        """False only where it is seen not to be there: what may not be looked at may be there."""
+        try:
+            return self.root.is_dir()
+        except PermissionError:
+            return True
 
     @property
     def journal(self) -> Path:

@@ -157,6 +157,8 @@ class Exclusion:
 class Snapshot:
     """One run at one moment.
 
+    `time`, and every moment in it, is by the run's clock (see run_clock.py).
+
     `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `doubts` are the read failures
     that left a part of an otherwise known observation out.
     """
@@ -189,6 +191,7 @@ class Snapshot:
     chains: Observed[tuple[periodic.ChainState, ...]] = ()
     usage: Observed[tuple[Usage, ...]] = ()
     clocks: Observed[tuple[ClockReading, ...]] = ()
+    clock_ahead: Observed[float] = 0.0  # this machine's clock, of the one that `time` is by (below zero: behind)
     least_used: Observed[tuple[LeastUsed, ...]] = ()
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     shut_folders: Observed[tuple[ShutFolder, ...]] = ()
@@ -222,6 +225,7 @@ class Snapshot:
             "jobs", "nodes", "steps", "heartbeats", "attempts",
             "checkpoints", "kill_switch", "pause", "exclusions", "submissions", "phases", "events", "logs",
             "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks",
+            "clock_ahead",
             "least_used", "shut_folders",
         ):  # fmt: skip
             value = getattr(self, name)

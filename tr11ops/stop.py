@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
-from tr11ops.evidence import cause, observed, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.evidence import cause, observed, read_checkpoints, read_heartbeats, read_steps, read_submissions
 from tr11ops.holds import may_steer
 from tr11ops.launch.facts import foreground_trainings
-from tr11ops.launch.queue import own_jobs
+from tr11ops.ownership import own_jobs
 from tr11ops.reserve import with_reserve
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, make_shared
@@ -37,6 +37,7 @@ class StopView:
     doubt: str  # why the jobs are not known; empty when they are
     seconds_per_iteration: float | None = None
     holder: Claim | None = None  # whose lease it is, as long as it was not let go
+    namesakes: tuple[Job, ...] = ()  # living jobs of the run's name that are not of this run
 
     @property
     def is_idle(self) -> bool:
@@ -54,14 +55,15 @@ class StopView:
         return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
 
 
-def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str) -> StopView:
+def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler) -> StopView:
     """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it."""
     doubt, jobs = "", tuple[Job, ...]()
     try:
         jobs = scheduler.jobs()
     except SchedulerError as error:
         doubt = cause(error)
-    ours, _ = own_jobs(card.run.name, directory, jobs, user)
+    submissions, _ = read_submissions(directory)
+    ours, namesakes = own_jobs(directory, jobs, known(submissions, ()), scheduler.name)
     queued = tuple(job for job in ours if not job.state.is_active)
     steps = known(read_steps(directory.paths), ())
     checkpoints = read_checkpoints(directory.paths.checkpoints, need=ResumeNeed.of(card))
@@ -76,6 +78,7 @@ def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler, user: str
         doubt=doubt,
         seconds_per_iteration=steps[-1].record.seconds_per_iteration if steps else None,
         holder=lease_holder(directory),
+        namesakes=namesakes,
     )
 
 

@@ -125,6 +125,9 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
         return Verdict(
             Word.QUEUED, f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next"
         )
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        return Verdict(Word.UNKNOWN, f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}")
     return Verdict(Word.DOWN, f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it")
 
 
@@ -150,6 +153,10 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     if isinstance(switch, KillSwitch):
         queued = "will leave at once" if signs.startable_jobs(snapshot) else "is held"
         return Verdict(Word.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
+        return Verdict(Word.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     waiting = signs.startable_jobs(snapshot)
     if not waiting:
         return Verdict(
@@ -175,10 +182,9 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     switch = signs.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
         return Verdict(Word.STOPPED, _stop(snapshot, switch))
-    newest = signs.last_attempt(snapshot)
-    for value in (snapshot.attempts, switch, newest.end if newest is not None else None):
-        if isinstance(value, Unknown):
-            return Verdict(Word.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {value.why}")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        return Verdict(Word.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {hidden}")
     marker = signs.last_marker(snapshot)
     if snapshot.submissions == () and snapshot.attempts == ():
         return Verdict(Word.DOWN, "nothing was launched yet")
@@ -189,6 +195,12 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     else:
         last = f"; the last word was {marker.reason} at iteration {marker.iteration}"
     return Verdict(Word.DOWN, f"nothing runs and nothing is queued{last}")
+
+
+def _hidden_end(snapshot: Snapshot) -> str:
+    """Why it cannot be told whether the run is finished or stopped, or should go on; "" where it can."""
+    needed = (snapshot.attempts, signs.stop_of(snapshot), snapshot.last_end)
+    return next((value.why for value in needed if isinstance(value, Unknown)), "")
 
 
 def _seen(snapshot: Snapshot, life: signs.Life) -> str:

@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.hostlist import compress
-from tr11ops.rundir import RunDirectory, parse_comment
+from tr11ops.ownership import Ownership
+from tr11ops.rundir import RunDirectory
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class WaitingWork:
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._scheduler = scheduler
-        self._directory = directory
+        self._ownership = Ownership(directory, array_id=array_id)
         self._array_id = array_id
         self._say = say
         self._give_up = give_up
@@ -159,9 +160,7 @@ class WaitingWork:
         """What of this run waits now."""
         found: dict[str, list[Job]] = {}
         for job in self._scheduler.jobs():
-            mark = parse_comment(job.comment)
-            ours = mark is not None and mark[1] == self._directory.mark
-            if job.state is JobState.PENDING and (ours or (job.array_id or "-") == self._array_id):
+            if job.state is JobState.PENDING and self._ownership.has(job):
                 found.setdefault(job.array_id or job.raw_id, []).append(job)
         return tuple(Waiting(number, tuple(jobs)) for number, jobs in found.items())
 

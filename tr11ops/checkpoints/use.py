@@ -10,8 +10,6 @@ over when this host's clock and the file server's say so both.
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from tr11ops.cluster.local_processes import is_alive
 from tr11ops.crontab.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
+from tr11ops.run_clock import file_system_time
 from tr11ops.rundir import RunDirectory, make_shared
 from trainer.checkpoint.resumable import resume_order
 from trainer.contract import RunPaths, checkpoint_step
@@ -55,15 +54,7 @@ class Uses:
 def read_clocks(folder: Path) -> Clocks:
     """Ask both clocks: the server stamps a file that is made for it in `folder`. Raises OSError."""
     make_shared(folder)
-    probe = folder / f".clock-{secrets.token_hex(6)}"
-    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
-    try:
-        os.write(descriptor, b"?")
-        stamped = os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-        probe.unlink(missing_ok=True)
-    return Clocks(time.time(), stamped)
+    return Clocks(*file_system_time(folder))
 
 
 def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) -> Uses:

@@ -74,6 +74,7 @@ def handover(
     from tr11ops.report.handover import hand_over
     from tr11ops.report.handover_coming import coming_events
     from tr11ops.report.handover_text import document
+    from tr11ops.verdict import Word
 
     card = read_card(run, overrides)
     directory = directory_of(card)
@@ -103,6 +104,8 @@ def handover(
         say(f"written: {output}")
     if not dry_run:
         _record(directory, begun, now)
+    if material.verdict.word is Word.UNKNOWN:
+        raise typer.Exit(3)
 
 
 def _markdown(made: Handover) -> str:
@@ -174,7 +177,7 @@ def _gather(
     from tr11ops.alerts.reading import incidents
     from tr11ops.detect.registry import detect_all
     from tr11ops.evidence import observed
-    from tr11ops.observe import observe
+    from tr11ops.observe import look_now, observe
     from tr11ops.report.goodput import account
     from tr11ops.report.handover import Material
     from tr11ops.report.history import read_history
@@ -182,7 +185,7 @@ def _gather(
     from tr11ops.snapshot import Unknown, known
     from tr11ops.verdict import judge
 
-    snapshot = observe(directory, facts, scheduler, now)
+    snapshot = observe(directory, facts, scheduler, look_now(directory, facts, scheduler))
     findings = detect_all(snapshot)
     history = read_history(directory, snapshot.jobs, ledger)
     seen = incidents(directory)

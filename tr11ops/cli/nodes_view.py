@@ -61,9 +61,12 @@ class Desk:
     @property
     def own_jobs(self) -> tuple[Job, ...]:
         """Jobs of this run that are not over."""
-        from tr11ops.launch.queue import own_jobs
+        from tr11ops.evidence import read_submissions
+        from tr11ops.ownership import own_jobs
+        from tr11ops.snapshot import known
 
-        return tuple(own_jobs(self.card.run.name, self.directory, self.jobs, self.user)[0])
+        submissions, _ = read_submissions(self.directory)
+        return own_jobs(self.directory, self.jobs, known(submissions, ()), self.scheduler.name)[0]
 
     @property
     def card_exclusions(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +70,10 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
     from tr11ops.agent.remedy import switch_of
     from tr11ops.holds import held_by_tr11
     from tr11ops.launch.repair import plan_repair, plan_replacement
-    from tr11ops.observe import facts_of, observe
+    from tr11ops.observe import facts_of, look_now, observe
 
-    snapshot = observe(job.directory, facts_of(job.card), job.scheduler, time.time())
+    facts = facts_of(job.card)
+    snapshot = observe(job.directory, facts, job.scheduler, look_now(job.directory, facts, job.scheduler))
     if replaces:
         return plan_replacement(snapshot, job.user)
     return plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory))

@@ -174,11 +174,12 @@ class View:
 
     def look(self) -> Look:
         from tr11ops.detect.registry import detect_all
-        from tr11ops.observe import observe
+        from tr11ops.observe import look_now, observe
         from tr11ops.report.status_surroundings import see_surroundings
         from tr11ops.verdict import judge
 
-        snapshot = observe(self.directory, self.facts, self.scheduler, time.time(), self.digests)
+        moment = look_now(self.directory, self.facts, self.scheduler)
+        snapshot = observe(self.directory, self.facts, self.scheduler, moment, self.digests)
         findings = detect_all(snapshot)
         surroundings = see_surroundings(self.directory, self.card, snapshot)
         return Look(snapshot, findings, judge(snapshot, findings), surroundings)

@@ -46,7 +46,7 @@ class Scene:
         """What of the run is running and waiting now."""
         from tr11ops.stop import look
 
-        return look(self.card, self.directory, self.edge, self.user)
+        return look(self.card, self.directory, self.edge)
 
 
 def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_releasing: bool = False) -> Scene:
@@ -104,7 +104,13 @@ def running_lines(view: StopView, what: str) -> list[str]:
         count = job.node_count or len(job.nodes)
         place = f"{count} node" if count == 1 else f"{count} nodes"
         lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: {what}")
-    return [*lines, *(f"running:    {text}: {what}" for text in view.foreground)]
+    lines += [f"running:    {text}: {what}" for text in view.foreground]
+    return [*lines, *map(_namesake_line, view.namesakes)]
+
+
+def _namesake_line(job: Job) -> str:
+    where = f" (in {job.working_directory})" if job.working_directory else ""
+    return f"left alone: job {job.job_id} of {job.user}{where}: it has the run's name, but is not of this run"
 
 
 def queued_lines(view: StopView, user: str) -> list[str]:

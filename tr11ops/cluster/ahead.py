@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tr11ops.cluster.base import Job, Node, Overview
+from tr11ops.cluster.base import Clock, Job, Node, Overview, SchedulerError
 
 T = TypeVar("T")
 
@@ -39,6 +39,12 @@ class AskedAhead:
         """As a Scheduler's."""
         answer, self._nodes = self._nodes, None
         return self._scheduler.nodes() if answer is None or answer.is_stale else answer.take()
+
+    def clock(self) -> float:
+        """As a Scheduler's, where it has one. Raises SchedulerError."""
+        if not isinstance(self._scheduler, Clock):
+            raise SchedulerError("this scheduler does not tell its time")
+        return self._scheduler.clock()
 
 
 class _Answer(Generic[T]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class JobState(StrEnum):
@@ -160,6 +160,14 @@ class Overview(Protocol):
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]: ...
 
     def nodes(self) -> tuple[Node, ...]: ...
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """A scheduler that tells its time."""
+
+    def clock(self) -> float:
+        """Its time, in seconds since the epoch. Raises SchedulerError."""
 
 
 class Scheduler(Protocol):

@@ -63,7 +63,6 @@ def read_site(
     if shown is None:
         raise SchedulerUnreachable("scontrol show config failed: the controller does not answer")
     settings = {match["key"]: match["value"].strip() for match in _SETTING.finditer(shown)}
-    stamp = _AS_OF.search(shown)
     accounts: tuple[str, ...] = ()
     qualities: tuple[str, ...] = ()
     limits: list[int] = []
@@ -78,11 +77,17 @@ def read_site(
         jobs=_number(settings.get("MaxJobCount", "")),
         submitted_jobs=min(limits, default=None),
         version=settings.get("SLURM_VERSION", ""),
-        clock=time_stamp(stamp["time"]) if stamp else None,
+        clock=config_time(shown),
         accounts=accounts,
         qualities=qualities,
         job_completions=settings.get("JobCompLoc", "") if "filetxt" in settings.get("JobCompType", "") else "",
     )
+
+
+def config_time(shown: str) -> float | None:
+    """The controller's time of its answer to `scontrol show config`; None where it does not say."""
+    stamp = _AS_OF.search(shown)
+    return time_stamp(stamp["time"]) if stamp else None
 
 
 def keep_site(path: Path, rules: SiteRules) -> None:

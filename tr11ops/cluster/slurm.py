@@ -20,6 +20,7 @@ from tr11ops.cluster.base import (
     SchedulerUnreachable,
     TestResult,
 )
+from tr11ops.cluster.site import config_time
 from tr11ops.cluster.slurm_command import CommandResult, CommandRunner, client_environment, run_command
 
 _UNREACHABLE = re.compile(
@@ -185,6 +186,13 @@ class SlurmScheduler:
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions, in one call."""
         return slurm_text.partitions_from_scontrol(self._ask(["scontrol", "--all", "show", "partitions"]))
+
+    def clock(self) -> float:
+        """The controller's time, in seconds since the epoch."""
+        told = config_time(self._ask(["scontrol", "show", "config"]))
+        if told is None:
+            raise SchedulerError("scontrol show config does not say its time")
+        return told
 
     # -- what is to be ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
-"""Clocks differ between machines: ages, deadlines and the order of events cannot be trusted, least of all leases."""
+"""Clocks differ between machines: deadlines and the order of events cannot be trusted, least of all leases.
+
+Ages are judged by the run's clock, whatever is wrong here: see run_clock.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from statistics import median
 
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
@@ -12,7 +14,7 @@ from tr11ops.snapshot import Snapshot, known
 from tr11ops.units import duration
 
 NAME = "clock-skew"
-NEEDS = ("clocks",)
+NEEDS = ("clocks", "clock_ahead")
 
 RECENT_SECONDS = signs.HOUR  # an older file may be a copy, with the time of the copying
 
@@ -20,8 +22,8 @@ RECENT_SECONDS = signs.HOUR  # an older file may be a copy, with the time of the
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING for each host whose writes and the file system's time of them differ by over watch.clock_skew_seconds.
 
-    Also when files are newer than this machine's own time by as much: then its own clock is behind. Only files of the
-    last hour count. A host is behind only if all its files say so, since one of them may have been written slowly.
+    Also for this machine's own clock, in both directions. Only files of the last hour count. A host is behind only if
+    all its files say so, since one of them may have been written slowly.
     """
     bound = snapshot.run.operation.clock_skew_seconds
     recent = [entry for entry in known(snapshot.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS]
@@ -39,15 +41,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             identity=(host,),
             evidence=(f"{entry.what}: {host} wrote {_signed(entry.written - entry.stamped)}",),
         )
-    ahead = median([entry.stamped for entry in recent] or [snapshot.time]) - snapshot.time
-    if ahead > bound:
+    own = known(snapshot.clock_ahead, 0.0)
+    if abs(own) > bound:
         yield Finding(
             NAME,
             Severity.WARNING,
-            f"this machine's clock is {duration(ahead)} behind the file system's: every age shown is wrong",
+            f"this machine's clock is {_signed(own, 'ahead of')} the run's: ages are shown by the run's clock",
             subject="here",
             identity=("this machine",),
-            evidence=(f"{len(recent)} files of the run are newer than now",),
+            evidence=("what was written here meanwhile carries the wrong time",),
         )
 
 

@@ -33,8 +33,9 @@ from tr11ops.launch.surroundings import (
     read_traces,
 )
 from tr11ops.launch.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
+from tr11ops.ownership import Ownership
 from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Exclusion, Observed, Unknown, known
 from tr11ops.twin.rehearsal import rehearsal_refusal
 from trainer.checkpoint.catalogue import refusal
@@ -137,6 +138,7 @@ class LaunchFacts:
     without_maps: Observed[tuple[str, ...]] = ()
     archives: Observed[tuple[ArchiveFacts, ...]] = ()
     periodic_jobs: Observed[tuple[JobState, ...]] = ()  # that ever ran for the run
+    scheduler: str = ""  # the kind that `jobs` are of
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
@@ -193,6 +195,7 @@ def observe_launch(
         without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
         archives=_observed(lambda: look_at_archives(card)),
         periodic_jobs=read_jobs(directory),
+        scheduler=own,
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
     )
 
@@ -225,9 +228,9 @@ def _elsewhere(
             jobs = other_scheduler(kind).jobs()
         except (SchedulerError, OSError, ValueError):
             continue  # it is gone with its machine; the trainer's lease on the checkpoints still guards them
+        ours = Ownership(directory, submissions, scheduler=kind)
         for job in jobs:
-            mark = parse_comment(job.comment)
-            if mark is not None and mark[1] == directory.mark and not job.state.is_final:
+            if ours.has(job) and not job.state.is_final:
                 found.append(f"job {job.job_id} ({kind}, {job.state})")
     return tuple(found)
 

@@ -62,7 +62,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from _map_checks(card, facts)
         yield from _tokenizer_checks(card, facts)
     if not facts.place.fault:  # what cannot be a run directory has no state to be read
-        yield from queue_checks(card.run.name, directory, request, facts)
+        yield from queue_checks(directory, request, facts)
         yield from holder_checks(card, directory, facts)
         yield from checkpoint_checks(card, directory, facts)
         yield from saving_checks(card)

@@ -8,31 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.ownership import own_jobs
 from tr11ops.rundir import RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Unknown, known
-
-
-def own_jobs(name: str, directory: RunDirectory, jobs: Iterable[Job], user: str) -> tuple[list[Job], list[Job]]:
-    """Jobs of this run that are not over, and living jobs of the same name that are not of this run.
-
-    A job is of this run by its comment. One without (submitted by hand) is, if it has the run's name and belongs to
-    `user` or works in the run directory. Numbers do not count: a scheduler that is set up anew begins again at 1.
-    """
-    ours: list[Job] = []
-    namesakes: list[Job] = []
-    for job in jobs:
-        if job.state.is_final:
-            continue
-        mark = parse_comment(job.comment)
-        if mark is not None:
-            is_ours = mark[1] == directory.mark
-        else:
-            is_ours = job.name == name and (job.user == user or job.working_directory == str(directory.root))
-        if is_ours:
-            ours.append(job)
-        elif job.name == name:
-            namesakes.append(job)
-    return ours, namesakes
 
 
 def array_number(job: Job) -> str:
@@ -40,8 +18,8 @@ def array_number(job: Job) -> str:
     return job.array_id or job.raw_id
 
 
-def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
-    """Checks that nothing of this run (of this `name`) could train beside what is launched now."""
+def queue_checks(directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
+    """Checks that nothing of this run could train beside what is launched now."""
     if isinstance(facts.jobs, Unknown):
         yield unknown("queue", f"the scheduler did not say what is queued ({facts.jobs.why})")
         return
@@ -55,8 +33,8 @@ def queue_checks(name: str, directory: RunDirectory, request: LaunchRequest, fac
         yield refused("queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)")
     for place in facts.elsewhere:
         yield refused("queue", f"this run is already queued or running: {place}", "stop it first (`tr11 kill`)")
-    ours, namesakes = own_jobs(name, directory, facts.jobs, facts.user)
-    ours = [job for job in ours if not {job.job_id, job.raw_id, array_number(job)} & set(request.replaces)]
+    found, namesakes = own_jobs(directory, facts.jobs, facts.submissions, facts.scheduler)
+    ours = [job for job in found if not {job.job_id, job.raw_id, array_number(job)} & set(request.replaces)]
     yield from _namesake_checks(namesakes, request, facts.user)
     yield from _lost_checks(facts, facts.jobs)
     doubtful = [job for job in ours if job.state is JobState.UNKNOWN]

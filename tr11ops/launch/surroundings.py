@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.evidence import read_heartbeats
 from tr11ops.launch.datasets import prefixes_of
+from tr11ops.run_clock import file_system_time
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import known
@@ -58,21 +58,9 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
 
 
 def clock_of_file_system(folder: Path) -> ClockFacts:
-    """This machine's clock against the file system's, by a file without a name that is gone when this returns.
-
-    Raises OSError where that cannot be made.
-    """
-    descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
-    try:
-        before = time.time()
-        os.write(descriptor, b".")
-        os.fsync(descriptor)
-        after = time.time()
-        stamp = os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-    ahead = 0.0 if before <= stamp <= after else (before + after) / 2 - stamp
-    return ClockFacts("this machine", ahead, "the file system")
+    """This machine's clock against the file system's. Raises OSError where nothing can be written."""
+    here, stamped = file_system_time(folder)
+    return ClockFacts("this machine", here - stamped, "the file system")
 
 
 # ----------------------------------------------------------------------------- access

@@ -19,7 +19,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.evidence import observed, read_submissions
 from tr11ops.exclusions import EXCLUDED, INCLUDED
 from tr11ops.journal import Entry, Ledger, read_journal
-from tr11ops.observe import belongs
+from tr11ops.ownership import Ownership
 from tr11ops.report.history_attempts import lives_of, read_attempts
 from tr11ops.report.history_types import AttemptHistory, CheckpointMark, History, Period, StepMark
 from tr11ops.rundir import RunDirectory, Submission
@@ -88,8 +88,8 @@ def _waits(
 ) -> bool | None:
     if isinstance(jobs, Unknown):
         return None
-    variant = directory.paths.variant
-    return any(job.state is JobState.PENDING and belongs(job, directory, variant, submissions) for job in jobs)
+    ours = Ownership(directory, submissions, directory.paths.variant)
+    return any(job.state is JobState.PENDING and ours.has(job) for job in jobs)
 
 
 # ----------------------------------------------------------------------------- steps

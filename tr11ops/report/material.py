@@ -47,9 +47,9 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
     from tr11ops.alerts.reading import incidents, open_alerts
     from tr11ops.checkpoints.scan import list_rows
     from tr11ops.detect.registry import detect_all
-    from tr11ops.observe import observe
+    from tr11ops.observe import look_now, observe
 
-    snapshot = observe(directory, facts, scheduler, now)
+    snapshot = observe(directory, facts, scheduler, look_now(directory, facts, scheduler))
     findings = detect_all(snapshot)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal)

@@ -335,7 +335,7 @@ def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("changes", "words", "code"),
     [
-        ({"comment": "", "user": "me"}, "refused: queue: this run is already queued", 1),
+        ({"comment": "", "user": "me"}, "refused: namesake: your job 7_1 has this run's name and is queued", 1),
         ({"comment": "", "user": "you"}, "warning: queue: job 7_1 of you has the same name", 0),
         (
             {"comment": f"tr11:{new_tag()}@000000000000", "working_directory": "/x/run"},
