@@ -12,9 +12,10 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from itertools import chain
 from typing import Any
 
@@ -32,8 +33,10 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime import bf16_optimizer
     from deepspeed.runtime.pipe.schedule import ReduceTiedGrads
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
@@ -58,6 +61,27 @@ from trainer.optim.groups import parameter_groups
 from trainer.optim.interface import MOMENTS, TrainingOptimizer, shares_of
 from trainer.optim.watch import UpdateWatch
 from trainer.shard import sharding_of
+
+
+def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A computation of the clip norm, whose result on rank 0 counts everywhere. Collective.
+
+    Each replica adds the squares over a group of its own, and NCCL may add in another order for each group. Gradients
+    that were clipped by norms one unit in the last place apart would pull the copies of a weight apart.
+    """
+
+    @wraps(norm)
+    def agreed(*arguments: Any, **options: Any) -> Tensor:
+        found = norm(*arguments, **options)
+        dist.broadcast(found, 0)
+        return found
+
+    return agreed
+
+
+# The two places where the library takes the norm that it clips with: for bf16, and for fp16 and fp32.
+bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global_norm_of_tensors)
+DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
 
 Batch = tuple[Tensor, Tensor]
 BUCKET_ELEMENTS = 1 << 26
@@ -446,10 +470,11 @@ def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int, fo
             "allgather_bucket_size": BUCKET_ELEMENTS,
         },
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
+        "communication_data_type": "fp32",  # by default the sums over replicas are rounded to the weights' dtype
     }
     precision = config.precision
     if precision.dtype == "bf16":
-        settings["bf16"] = {"enabled": True}
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}  # else a second copy in bf16 stays alive
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if not for_training:
         settings["zero_optimization"] = {"stage": 0}  # there is nothing to shard
