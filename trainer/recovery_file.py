@@ -28,8 +28,8 @@ Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder o
 class RecoveryEvent:
     """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
 
-    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before, `who`
-    asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
+    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before,
+    `who` asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
     """
 
     kind: str

@@ -83,7 +83,7 @@ def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
 
 
 def moves_of(folder: Path, first: int, last: int | None = None) -> Moves:
-    """The renames that set the checkpoints from `first` to `last` aside (None: all newer ones); the newest goes first."""
+    """The renames that set the checkpoints from `first` to `last` aside (None: to the end); the newest goes first."""
     steps = [step for step in checkpoint_steps(folder) if step >= first and (last is None or step <= last)]
     return tuple((checkpoint_name(step), aside_name(folder, step)) for step in sorted(steps, reverse=True))
 
