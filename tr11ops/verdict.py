@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.pending import Wait, reason_of_job
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import KillSwitch, Snapshot, Unknown
@@ -160,7 +161,7 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     waiting = signs.startable_jobs(snapshot)
     if not waiting:
         return Verdict(
-            Word.DOWN, "; ".join(f"job {job.job_id} waits for a person ({job.reason})" for job in pending[:2])
+            Word.DOWN, "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
         )
     if signs.is_finished(snapshot):
         return Verdict(Word.FINISHED, f"the training is finished; job {waiting[0].job_id} is still queued")
@@ -170,8 +171,20 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         return Verdict(Word.DOWN, f"the last attempt refused its input, and so will the queued ones: {marker.message}")
     tasks = signs.queued_tasks(waiting)
     count = "" if tasks == 1 else f" ({tasks} tasks)"
-    reason = f": {waiting[0].reason}" if waiting[0].reason else ""
-    return Verdict(Word.QUEUED, f"nothing runs now; job {waiting[0].job_id}{count} waits{reason}")
+    first = _first(waiting)[0] if signs.closed_by_site(snapshot) is not None else waiting[0]
+    site = " for the site" if reason_of_job(first).wait is Wait.SITE else ""
+    reason = f": {_why(first) if site else first.reason}" if first.reason else ""
+    return Verdict(Word.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{site}{reason}")
+
+
+def _first(pending: tuple[Job, ...]) -> list[Job]:
+    """The jobs that stand in the way before those that only wait behind them."""
+    return sorted(pending, key=lambda job: reason_of_job(job).wait is Wait.PASSES)
+
+
+def _why(job: Job) -> str:
+    """The scheduler's reason, and what it means."""
+    return f"{job.reason}: {reason_of_job(job).meaning}" if job.reason else reason_of_job(job).meaning
 
 
 def _of_nothing(snapshot: Snapshot) -> Verdict:

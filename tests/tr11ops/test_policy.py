@@ -173,11 +173,27 @@ def test_the_dead_rest_of_an_array_goes_and_its_running_task_stays() -> None:
     assert words(found) == [("cancel", "1000_[8-9%1]"), ("resubmit", "1-2")]
 
 
-@pytest.mark.parametrize("reason", ["PartitionDown", "BadConstraints", "InvalidAccount"])
+@pytest.mark.parametrize("reason", ["BadConstraints", "InvalidAccount", "AssocMaxNodePerJobLimit"])
 def test_what_another_launch_would_not_cure_is_left_alone(reason: str) -> None:
-    """A partition that is down for maintenance comes back, and the place in the queue with it."""
     found = decide(snapshot(jobs=(running(), pending((8, 9), reason=reason)), submissions=(SENT,)))
     assert found.actions == () and "another launch would meet the same" in found.withheld[0]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PartitionDown",
+        "PartitionInactive",
+        "AssocGrpCPUMinutesLimit",
+        "Reservation r1 was deleted",
+        "PartitionTimeLimit",
+    ],
+)
+def test_what_waits_for_the_site_or_a_person_keeps_its_place(reason: str) -> None:
+    """A partition that is down for maintenance comes back, and the place in the queue with it."""
+    for jobs in ((running(), pending((8, 9), reason=reason)), (pending((8, 9), reason=reason),)):
+        found = decide(idle(jobs=jobs, submissions=(SENT,)))
+        assert found.actions == ()
 
 
 def test_what_a_killed_pass_cancelled_and_did_not_launch_again_is_still_owed() -> None:

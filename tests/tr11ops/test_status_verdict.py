@@ -133,6 +133,37 @@ TABLE: list[tuple[str, Snapshot, Word, str]] = [
     ("queued", idle(jobs=(pending(),)), Word.QUEUED, "job 1000_[8-10%1] (3 tasks) waits: JobArrayTaskLimit"),
     ("held", idle(jobs=(pending(reason="JobHeldUser"),)), Word.DOWN, "JobHeldUser"),
     ("dead chain", idle(jobs=(pending(reason="DependencyNeverSatisfied"),)), Word.DOWN, "DependencyNeverSatisfied"),
+    ("hours used up", idle(jobs=(pending(reason="AssocGrpCPUMinutesLimit"),)), Word.DOWN, "granted time is used up"),
+    (
+        "reservation over",
+        idle(jobs=(pending(reason="ReservationDeleted", priority=0),)),
+        Word.DOWN,
+        "reservation has ended",
+    ),
+    ("priority 0", idle(jobs=(pending(reason="Resources", priority=0),)), Word.DOWN, "its priority is 0"),
+    ("a reason of tomorrow", idle(jobs=(pending(reason="MoonPhase"),)), Word.DOWN, "MoonPhase: tr11 does not know"),
+    (
+        "maintenance",
+        idle(jobs=(pending(reason="PartitionInactive"),)),
+        Word.QUEUED,
+        "waits for the site: PartitionInact",
+    ),
+    (
+        "what waits behind a blocked job is blocked",
+        idle(
+            jobs=(
+                pending(
+                    (), reason="Dependency", raw_id="3", job_id="3", array_id=None, dependency="afterany:2(unfulfilled)"
+                ),
+                pending(
+                    (), reason="Dependency", raw_id="2", job_id="2", array_id=None, dependency="afterany:1(unfulfilled)"
+                ),
+                pending((), reason="AssocGrpNodeLimit", raw_id="1", job_id="1", array_id=None),
+            )
+        ),
+        Word.DOWN,
+        "job 1 waits for a person (AssocGrpNodeLimit",
+    ),
     (
         "one held, one waits",
         idle(jobs=(pending(reason="JobHeldUser"), pending((), reason="Priority"))),

@@ -21,7 +21,7 @@ from tr11ops.detect.runbooks import page_of
 from tr11ops.exclusions import exclude
 from tr11ops.holds import hold
 from tr11ops.rundir import new_tag
-from tr11ops.twin.faults import inject
+from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
 from trainer.contract import (
     EndMarker,
@@ -178,6 +178,64 @@ def dead_chain(scene: Scene) -> None:
     scene.until(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final, "the failure")
     submit(scene, f"--dependency=afterok:{failed}", "--wrap=true")
     scene.treat("dead-chain")
+
+
+@scenario("limit-reached")
+def limit_reached(scene: Scene) -> None:
+    """The site lowers the partition's time limit below what is queued; then the card asks for less."""
+    leave_queued(scene)
+    inject(scene.twin, "time-limit-lowered")
+    heal(scene.twin, kind="partition-down")
+    scene.until(lambda: "limit-reached" in scene.findings(), "the limit")
+    before = [job.job_id for job in scene.jobs()]
+    for dry_run in ("--dry-run", ""):  # of the same card nothing is launched, so nothing is cancelled
+        said = scene.shell(f"tr11 launch --replace --yes {dry_run}", (2,))
+        assert "is above the limit of partition" in said and [job.job_id for job in scene.jobs()] == before
+    scene.write_card("slurm.time_limit=00:05:00", "run.exit_duration_minutes=2")
+    scene.treat("limit-reached")
+
+
+@scenario("reservation-ended")
+def reservation_ended(scene: Scene) -> None:
+    """The run's reservation is over while its tasks are queued in it; the card names no other."""
+    leave_queued(scene)
+    nodes = ",".join(nodes_of(scene)[:2])
+    scene.shell(
+        f"scontrol create reservation ReservationName=ours StartTime=now Duration=60 Nodes={nodes} Users=$(id -un)"
+    )
+    for job in scene.jobs():
+        scene.shell(f"scontrol update JobId={job.array_id} ReservationName=ours")
+    inject(scene.twin, "reservation-ended")
+    heal(scene.twin, kind="partition-down")
+    assert "waits for a person (Reservation ours was deleted" in json.loads(scene.status("--json"))["why"]
+    scene.treat("reservation-ended")
+    scene.train()
+
+
+@scenario("waits-for-site")
+def waits_for_site(scene: Scene) -> None:
+    """The partition is closed, then its nodes are in maintenance: the queue stays as it is, and goes on by itself."""
+    leave_queued(scene)
+    before = [job.job_id for job in scene.jobs()]
+    scene.until(lambda: "PartitionDown" in scene.status(), "the partition that is down")
+    inject(scene.twin, "partition-closed")
+    scene.until(lambda: "waits-for-site" in scene.findings(), "the closed partition")
+    document = json.loads(scene.status("--json"))
+    assert (document["verdict"], document["may_sleep"]) == ("queued", False)
+    assert "waits for the site" in scene.shell("tr11 launch --repair --yes")
+    said = scene.shell("tr11 launch --replace --yes --dry-run", (1,))
+    assert "is closed by the site" in said and [job.job_id for job in scene.jobs()] == before
+    inject(scene.twin, "maintenance", seconds=5)
+    heal(scene.twin, kind="partition-closed")
+    scene.treat("waits-for-site")
+    scene.train()
+
+
+def leave_queued(scene: Scene) -> None:
+    """The run's tasks are queued, and the partition is down before one of them starts."""
+    scene.stop()
+    inject(scene.twin, "partition-down")
+    scene.launch("--array", "1-3")
 
 
 @scenario("two-attempts")

@@ -74,6 +74,7 @@ class Job:
     working_directory: str = ""
     output: str = ""
     eligible_time: float | None = None  # since when it may start; a release begins it anew
+    priority: int | None = None  # 0: the scheduler never starts it
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition's limits. None means: no limit."""
+    """A partition's limits; None means: no limit. One that is not up starts nothing, a closed one takes no job."""
 
     name: str
     max_time_seconds: int | None
     node_names: tuple[str, ...]
     is_up: bool = True
     is_default: bool = False
+    is_closed: bool = False
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def job(value: Mapping[str, Any]) -> Job:
         name=name,
         user=user,
         state=state,
-        reason=_text(value.get("state_reason")),
+        reason=_text(value.get("state_description")) or _text(value.get("state_reason")),
         partition=_text(value.get("partition")),
         nodes=_names(value.get("nodes")),
         node_count=number(value.get("node_count")) or 0,
@@ -123,6 +123,7 @@ def job(value: Mapping[str, Any]) -> Job:
         working_directory=directory,
         output=output,
         eligible_time=_time(value.get("eligible_time")),
+        priority=number(value.get("priority")),
     )
 
 

@@ -24,7 +24,7 @@ from tr11ops.cluster.slurm_text import (
 _FIELDS = (
     "JobArrayID", "JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "State", "Reason", "Partition", "NodeList",
     "NumNodes", "SubmitTime", "StartTime", "EndTime", "EligibleTime", "TimeLimit", "Dependency", "exit_code",
-    "DerivedEC", "STDOUT", "WorkDir", "Comment",
+    "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "Comment",
 )  # fmt: skip
 _NO_TASK = 0xFFFFFFFE  # what Slurm puts into a file's name for the task of a job that has none
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
@@ -46,7 +46,8 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
         if len(fields) != len(_FIELDS) or not fields[1].isdigit() or not fields[10].isdigit():
             return None
         shown, raw_id, array, tasks, name, user, state, reason, partition, nodes, count = fields[:11]
-        submitted, started, ended, eligible, limit, dependency, code, derived, output, directory, comment = fields[11:]
+        submitted, started, ended, eligible, limit, dependency = fields[11:17]
+        code, derived, output, directory, priority, comment = fields[17:]
         in_array = tasks != "N/A" and text_value(tasks) != ""
         array_id = array if in_array else None
         task_id = int(tasks) if tasks.isdigit() else None
@@ -83,6 +84,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 if "%" in pattern
                 else pattern and place_of(directory, pattern),
                 eligible_time=time_of(eligible),
+                priority=int(priority) if priority.isdigit() else None,
             )
         )
     return tuple(jobs)

@@ -192,6 +192,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         # for waiting tasks Slurm fills in its number for "none"
         output=output.replace("4294967294", "%a") if waiting else output,
         eligible_time=time_stamp(record.get("EligibleTime", "")),
+        priority=int(record["Priority"]) if record.get("Priority", "").isdigit() else None,
     )
 
 
@@ -277,6 +278,7 @@ def partitions_from_scontrol(text: str) -> tuple[Partition, ...]:
             node_names=node_names(record.get("Nodes", "")),
             is_up=record.get("State", "") == "UP",
             is_default=record.get("Default", "") == "YES",
+            is_closed=record.get("State", "") in {"INACTIVE", "DRAIN"},
         )
         for record in records(text, "PartitionName")
     )

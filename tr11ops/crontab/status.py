@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tr11ops.cluster.pending import Wait, reason_of_job
 from tr11ops.crontab.chain import Link
 from tr11ops.crontab.claims import TOLERANCE_SECONDS
 from tr11ops.crontab.jobs import ChainName, PeriodicJob
 from tr11ops.crontab.runner import CUT_OFF
 from tr11ops.crontab.schedule import Schedule, next_due
 from tr11ops.crontab.state import ChainState, JobState
-from tr11ops.detect.signs import DEAD_REASONS, is_held
+from tr11ops.detect.signs import is_held
 from tr11ops.snapshot import Observed, Unknown, known
 from tr11ops.units import duration
 
@@ -179,7 +180,7 @@ def _chain_row(
         return ChainRow(chain, link, f"the {name} chain waits too long: {why}")
     if is_held(link.job):
         return ChainRow(chain, link, f"the {name} chain is held: job {link.job.raw_id} ({link.job.reason})")
-    if link.job.reason.startswith(DEAD_REASONS):
+    if reason_of_job(link.job).wait in {Wait.PERSON, Wait.NEVER}:
         return ChainRow(chain, link, f"the {name} chain cannot go on: job {link.job.raw_id} ({link.job.reason})")
     return ChainRow(chain, link)
 

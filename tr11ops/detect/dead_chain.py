@@ -1,9 +1,10 @@
-"""Queued work that can never start as it stands: a dependency that cannot be met, a limit that cannot be kept."""
+"""Queued work that can never start as it stands: a dependency that cannot be met, a request that cannot be served."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.pending import Cause, reason_of_job
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot
@@ -15,8 +16,9 @@ NEEDS = ("jobs",)
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding per queued job, by the scheduler's own reason: PENDING is not waiting."""
     for job in signs.pending_jobs(snapshot):
-        if signs.is_dead(job):
-            evidence = (f"dependency: {job.dependency}",) if job.dependency else ()
+        row = reason_of_job(job)
+        if row.cause is Cause.REQUEST:
+            evidence = (row.meaning, *((f"dependency: {job.dependency}",) if job.dependency else ()))
             yield Finding(
                 NAME,
                 Severity.CRITICAL,

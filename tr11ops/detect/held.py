@@ -1,9 +1,10 @@
-"""Queued work that waits for a person: somebody, or the scheduler, holds it."""
+"""Queued work that waits for a person: somebody, or the scheduler, holds it, or why it waits is not known."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.pending import Cause, reason_of_job
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.snapshot import Snapshot, known
@@ -19,10 +20,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     a pause is in force, that is as somebody wants it: INFO.
     """
     stop = signs.stop_of(snapshot)
-    idle = not signs.active_jobs(snapshot) and not signs.startable_jobs(snapshot) and stop is None
+    idle = signs.is_idle(snapshot)
     record = {entry.job: entry for entry in known(snapshot.holds, ())}
-    held = {job.array_id or job.raw_id: job for job in signs.pending_jobs(snapshot) if signs.is_held(job)}
-    for number, job in held.items():
+    waiting = ((job, reason_of_job(job).cause) for job in signs.pending_jobs(snapshot))
+    held = {job.array_id or job.raw_id: (job, cause) for job, cause in waiting if cause in {Cause.HOLD, Cause.UNKNOWN}}
+    for number, (job, cause) in held.items():
+        if cause is Cause.UNKNOWN:
+            yield Finding(
+                NAME,
+                Severity.CRITICAL if idle else Severity.WARNING,
+                f"job {job.job_id} waits for a reason that tr11 does not know: {job.reason}",
+                subject=number,
+                fix=signs.scheduler_command(snapshot, "scontrol show job", job),
+            )
+            continue
         by = record.get(number)
         release = signs.scheduler_command(snapshot, "scontrol release", job)
         yield Finding(

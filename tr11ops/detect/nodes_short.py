@@ -15,7 +15,10 @@ NAMES_SHOWN = 8
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL when nothing of the run has an allocation, for no attempt can start; WARNING while one has."""
+    """CRITICAL when nothing of the run has an allocation, for no attempt can start; WARNING while one has.
+
+    A maintenance gives the nodes back by itself: WARNING too.
+    """
     usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes
     if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
         return
@@ -33,7 +36,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     trains = bool(signs.active_jobs(snapshot))
     yield Finding(
         NAME,
-        Severity.WARNING if trains else Severity.CRITICAL,
+        Severity.WARNING if trains or signs.closed_by_site(snapshot) is not None else Severity.CRITICAL,
         f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no {'further ' * trains}attempt can start",
         subject=partition,
         evidence=tuple(evidence),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.cluster.base import Job
+from tr11ops.cluster.pending import Wait, reason_of_job
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import usable_nodes
@@ -32,7 +33,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     waiting = [
         (since, job)
         for job in signs.startable_jobs(snapshot)
-        if not job.reason.startswith(OTHER_REASONS) and (since := waits_since(snapshot, job)) is not None
+        if not job.reason.startswith(OTHER_REASONS)
+        and reason_of_job(job).wait is Wait.PASSES
+        and (since := waits_since(snapshot, job)) is not None
     ]
     if not waiting:
         return

@@ -24,6 +24,7 @@ from tr11ops.detect import (
     held,
     hung,
     kill_switch_left_on,
+    limit_reached,
     lingering,
     log_not_growing,
     loss_not_finite,
@@ -34,6 +35,7 @@ from tr11ops.detect import (
     periodic_job_failed,
     purge_near,
     queued_too_long,
+    reservation_ended,
     secret_in_log,
     slow,
     slow_node,
@@ -42,6 +44,7 @@ from tr11ops.detect import (
     sync_overdue,
     two_attempts,
     unfinished_end,
+    waits_for_site,
     zombie,
 )
 from tr11ops.detect.finding import Finding
@@ -78,6 +81,9 @@ DETECTORS: tuple[Detector, ...] = (
     node_lost,
     dead_chain,
     held,
+    limit_reached,
+    reservation_ended,
+    waits_for_site,
     nodes_short,
     queued_too_long,
     chain_end,

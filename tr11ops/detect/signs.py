@@ -5,11 +5,13 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.pending import Cause, Reason, Wait, reason_of_job
 from tr11ops.detect import bounds
 from tr11ops.operation import Hold
 from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown, known
@@ -27,24 +29,6 @@ RECENT_STEPS = 100
 SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
 COMMAND_GROUPS = frozenset({"alerts", "backup", "checkpoints", "cron", "nodes"})  # of two words each
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
-
-# Reasons for which a pending job waits for a person, not for nodes. Prefixes, as versions of Slurm add words.
-HELD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")
-DEAD_REASONS = (
-    "DependencyNeverSatisfied",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-    "PartitionTimeLimit",
-    "PartitionNodeLimit",
-    "PartitionInactive",
-    "PartitionDown",
-    "ReqNodeNotAvail(Never)",
-    "AssociationTimeLimit",
-    "JobArrayTaskLimit(0)",
-    "QOSTimeLimit",
-    "DeadLine",
-)
 
 
 # ----------------------------------------------------------------------------- jobs
@@ -65,7 +49,8 @@ def stop_of(snapshot: Snapshot) -> KillSwitch | Unknown | None:
 
 
 def is_held(job: Job) -> bool:
-    return job.reason.startswith(HELD_REASONS)
+    """True when somebody, or the scheduler, holds a pending job: it starts when it is released."""
+    return reason_of_job(job).cause is Cause.HOLD
 
 
 def standing_holds(snapshot: Snapshot) -> tuple[Hold, ...]:
@@ -80,15 +65,53 @@ def standing_holds(snapshot: Snapshot) -> tuple[Hold, ...]:
 
 def is_dead(job: Job) -> bool:
     """True when a pending job can never start as it stands."""
-    return job.reason.startswith(DEAD_REASONS)
+    return reason_of_job(job).wait is Wait.NEVER
 
 
 def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
-    """Pending jobs that will start without a person's help."""
+    """Pending jobs that will start without a person of the run: by themselves, or when the site lets them."""
+    return _waiting_for(snapshot, Wait.PASSES, Wait.SITE)
+
+
+def closed_by_site(snapshot: Snapshot) -> Reason | None:
+    """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
+    if active_jobs(snapshot) or _waiting_for(snapshot, Wait.PASSES):
+        return None
+    return next((reason_of_job(job) for job in _waiting_for(snapshot, Wait.SITE)), None)
+
+
+def is_idle(snapshot: Snapshot) -> bool:
+    """Nothing runs, nothing will start by itself or by the site, and nobody has stopped the run."""
+    return not active_jobs(snapshot) and not startable_jobs(snapshot) and stop_of(snapshot) is None
+
+
+def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
+    """Pending jobs by what ends their wait; one that is queued behind another waits for what that one waits for."""
     waiting = pending_jobs(snapshot)  # thousands may share a few reasons: each is looked at once
-    reasons = {job.reason: job for job in waiting}
-    hopeless = {reason for reason, job in reasons.items() if is_held(job) or is_dead(job)}
-    return tuple(job for job in waiting if job.reason not in hopeless) if hopeless else waiting
+    judged = {(job.reason, job.priority == 0): reason_of_job(job).wait for job in waiting}
+    if set(judged.values()) <= {Wait.PASSES}:
+        return waiting if Wait.PASSES in waits else ()
+    own = [(job, judged[job.reason, job.priority == 0]) for job in waiting]
+    stuck = {
+        number: wait for job, wait in own if wait is not Wait.PASSES for number in (job.array_id or "", job.raw_id)
+    }
+    behind = [job for job, wait in own if wait is Wait.PASSES and job.dependency]
+    inherited: dict[str, Wait] = {}
+    fresh = True
+    while fresh:
+        found = {
+            job.raw_id: stuck[number]
+            for job in behind
+            if job.raw_id not in inherited
+            for number in re.findall(r"\d+", job.dependency)
+            if number in stuck
+        }
+        inherited |= found
+        stuck |= found
+        fresh = bool(found)
+    return tuple(
+        job for job, wait in own if (wait if wait is not Wait.PASSES else inherited.get(job.raw_id, wait)) in waits
+    )
 
 
 def queued_tasks(jobs: tuple[Job, ...]) -> int:

@@ -118,8 +118,14 @@ def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts)
             )
         return
     limit = partition.max_time_seconds
-    if not partition.is_up:
-        yield warning("partition", f"{partition.name} is down: the job will wait")
+    if partition.is_closed:
+        others = ", ".join(entry.name for entry in facts.partitions if not entry.is_closed) or "none"
+        rule = (
+            f"{partition.name} is closed by the site and takes no job: what is queued in it waits and keeps its place"
+        )
+        yield refused("partition", rule, f"wait for the site, or set slurm.partition (open: {others})")
+    elif not partition.is_up:
+        yield warning("partition", f"{partition.name} is down: the job will wait for the site")
     if limit is not None and card.time_limit_seconds > limit:
         rule = f"{card.slurm.time_limit} is above the limit of partition {partition.name} ({_hours(limit)})"
         yield refused("slurm.time_limit", rule, f"use {_hours(limit)} and lower run.exit_duration_minutes with it", 2)

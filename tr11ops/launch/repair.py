@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tr11ops.cluster.base import Job, Scheduler, SchedulerError
+from tr11ops.cluster.pending import Cause, Wait, reason_of_job
 from tr11ops.detect import signs
+from tr11ops.detect.blocked import way_out
 from tr11ops.detect.zombie import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.holds import may_steer, release
 from tr11ops.journal import Journal
@@ -79,9 +81,13 @@ def plan_repair(snapshot: Snapshot, held: Iterable[str], switch: str = "") -> Re
     living = {job.array_id for job in (*signs.active_jobs(snapshot), *signs.pending_jobs(snapshot)) if job not in dead}
     steps += [Step("cancel", _part(job, living), f"it can never start: {job.reason}") for job in dead]
     for job in signs.pending_jobs(snapshot):
+        row, number = reason_of_job(job), _number(job)
+        if row.wait is Wait.SITE:
+            alone.append(f"job {number} waits for the site ({job.reason}): it starts by itself when the site is done")
+        elif row.wait is Wait.PERSON and row.cause is not Cause.HOLD:
+            alone.append(f"job {number} waits for a person ({job.reason}): {way_out(job)}")
         if not signs.is_held(job):
             continue
-        number = _number(job)
         if switch:
             alone.append(f"job {number} stays held: {switch} is set, which `tr11 resume` takes away")
         elif number not in ours or not job.reason.startswith("JobHeldUser"):

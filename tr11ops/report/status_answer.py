@@ -23,12 +23,13 @@ NIGHT_SECONDS = 12 * signs.HOUR  # a queue that lasts so long needs nobody befor
 UNKNOWN = "It cannot be told whether you may sleep"
 PERSON = "Do not sleep: a person is needed"
 DONE = "Nothing is left to train"
-NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED = "watchdog", "recipients", "queue", "resume"
+NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
 NEEDS = {  # each kind of need, in words that name nobody: what is published says them too
     NO_WATCHDOG: ALONE,
     NO_RECIPIENTS: "no one would be told",
     SHORT_QUEUE: "the queue does not last the night",
     STOPPED: "nothing trains until it is resumed",
+    SITE: "nothing trains until the site lets it",
 }
 
 
@@ -117,6 +118,9 @@ def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
     fault = watchdog_missing(snapshot)
     if fault:
         yield Need(NO_WATCHDOG, fault, signs.command(snapshot, "cron install"))
+    closed = signs.closed_by_site(snapshot)
+    if closed is not None:
+        yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", "ask the site when")
     if not snapshot.run.operation.has_recipients:
         yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
     if isinstance(snapshot.pause, KillSwitch):

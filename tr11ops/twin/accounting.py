@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tr11ops.twin.plan import TwinError, TwinFolders
 from tr11ops.twin.processes import ProcessRecord, spawn
 
+ACCOUNT = "tr11"  # of whoever starts the twin
 INSTALL_FIX = "apt-get install slurmdbd mariadb-server"
 
 
@@ -70,3 +71,18 @@ def start_slurmdbd(programs: Mapping[str, str], folders: TwinFolders, environmen
     arguments = [programs["slurmdbd"], "-D"]
     log = folders.logs / "slurmdbd.out"
     return spawn("slurmdbd", "slurmdbd", arguments, environment=with_socket, log=log, ledger=folders.processes)
+
+
+def add_account(environment: Mapping[str, str], user: str) -> None:
+    """Give the user an account, without which a scheduler that enforces limits takes no job. Raises TwinError."""
+    for words in (
+        ("add", "account", ACCOUNT, "Description=tr11", "Organization=tr11"),
+        ("add", "user", user, f"Account={ACCOUNT}", f"DefaultAccount={ACCOUNT}"),
+    ):
+        done = subprocess.run(
+            ["sacctmgr", "--immediate", *words], env=dict(environment), capture_output=True, text=True, timeout=60,
+            check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if done.returncode != 0 and "Nothing new added" not in done.stdout + done.stderr:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise TwinError(f"sacctmgr {words[0]} {words[1]}: {said[-1] if said else done.returncode}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tr11ops.twin import fault_directories
+from tr11ops.twin import fault_directories, fault_site
+from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_store import Fault, FaultStore
 from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
 from tr11ops.twin.fault_training import SIGNAL, BadSample, fatal_iteration
@@ -28,8 +28,6 @@ FOREIGN_REASON = "memory errors on DIMM B2, ticket 20917 (site staff)"
 SLOW_SHARE = 0.2  # of the time in which a slow node's tasks may run
 SLOW_PERIOD_SECONDS = 0.5
 BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
-CLIENT_SECONDS = 30.0
-RESUME_SECONDS = 10.0  # a controller that has just come back refuses it until the node has spoken
 KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
 
 Break = Callable[[Twin, FaultStore, Fault], Fault]
@@ -177,7 +175,7 @@ def _drain(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
             f"drain: {fault.target} is drained already ({reason or 'no reason given'}); that is left as it is"
         )
     fault = store.write(replace(fault, details={"reason": wanted}))
-    _scontrol(twin, "update", f"NodeName={fault.target}", "State=DRAIN", f"Reason={wanted}")
+    ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=DRAIN", f"Reason={wanted}")
     return fault
 
 
@@ -187,42 +185,20 @@ def _resume(twin: Twin, _store: FaultStore, fault: Fault) -> str:
         return f"{fault.target} is not drained any more"
     if reason != fault.details.get("reason"):
         return f"{fault.target} stays drained: the reason is another one now ({reason})"
-    until = time.monotonic() + RESUME_SECONDS
-    while True:
-        try:
-            _scontrol(twin, "update", f"NodeName={fault.target}", "State=RESUME")
-        except TwinError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.5)
-        else:
-            return f"{fault.target} is resumed"
+    retried(lambda: ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=RESUME"))
+    return f"{fault.target} is resumed"
 
 
 def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
     """State and reason of a node, as the controller says."""
     state = reason = ""
-    for line in _scontrol(twin, "show", "node", node).splitlines():
+    for line in ask_client(twin, "scontrol", "show", "node", node).splitlines():
         words = line.strip()
         if words.startswith("State="):
             state = words.removeprefix("State=").split()[0]
         if words.startswith("Reason="):
             reason = words.removeprefix("Reason=").rsplit(" [", 1)[0]
     return state, reason
-
-
-def _scontrol(twin: Twin, *words: str) -> str:
-    try:
-        done = subprocess.run(
-            ["scontrol", *words], env=twin.client_environment, capture_output=True, text=True, timeout=CLIENT_SECONDS,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise TwinError("the controller does not answer: heal that first (tr11 twin heal)") from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise TwinError(f"scontrol {words[0]}: {said[-1] if said else f'exit status {done.returncode}'}")
-    return done.stdout
 
 
 # ----------------------------------------------------------------------------- directories
@@ -264,6 +240,13 @@ BREAK: Mapping[str, Break] = {
     "controller-killed": _kill_controller,
     "controller-restarted": _restart_controller,
     "drain": _drain,
+    "node-removed": fault_site.remove_node,
+    "partition-down": fault_site.change_partition("State=DOWN"),
+    "partition-closed": fault_site.change_partition("State=INACTIVE"),
+    "time-limit-lowered": fault_site.change_partition(f"MaxTime={fault_site.LOWERED_MINUTES}"),
+    "maintenance": fault_site.begin_maintenance,
+    "reservation-ended": fault_site.end_reservations,
+    "limit-exhausted": fault_site.exhaust_limit,
     "disk-full": _fill_disk,
     "read-only": _make_read_only,
     "bad-sample": _spoil_sample,
@@ -281,6 +264,13 @@ MEND: Mapping[str, Mend] = {
     "controller-killed": _start_controller,
     "controller-restarted": _start_controller,
     "drain": _resume,
+    "node-removed": fault_site.put_node_back,
+    "partition-down": fault_site.open_partition,
+    "partition-closed": fault_site.open_partition,
+    "time-limit-lowered": fault_site.restore_time_limit,
+    "maintenance": fault_site.end_maintenance,
+    "reservation-ended": fault_site.leave_ended,
+    "limit-exhausted": fault_site.lift_limit,
     "disk-full": _uncover,
     "read-only": _uncover,
     "bad-sample": _end_bad_sample,

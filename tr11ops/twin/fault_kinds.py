@@ -9,7 +9,7 @@ from typing import Literal
 
 from tr11ops.twin.plan import TwinError
 
-Target = Literal["node", "busy node", "batch host", "controller", "directory"]
+Target = Literal["node", "busy node", "batch host", "controller", "directory", "partition", "reservation", "account"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,19 @@ _KINDS = (
     FaultKind("controller-restarted", "controller", "ends slurmctld in order and starts it again",
               "nothing is left to heal", is_instant=True),
     FaultKind("drain", "node", "drains the node in another person's name", "resumes it, if the reason is still it"),
+    FaultKind("node-removed", "node", "takes the node out of the site's configuration: Slurm knows no such node",
+              "puts it back"),
+    FaultKind("partition-down", "partition", "sets the GPU partition DOWN: what is queued waits", "sets it UP"),
+    FaultKind("partition-closed", "partition", "sets the GPU partition INACTIVE: no job is taken, none is started",
+              "sets it UP"),
+    FaultKind("time-limit-lowered", "partition", "lowers the GPU partition's MaxTime to five minutes",
+              "sets it as it was"),
+    FaultKind("maintenance", "partition", "keeps the GPU partition's nodes for maintenance, beside what runs",
+              "ends the maintenance"),
+    FaultKind("reservation-ended", "reservation", "ends every reservation now; what is queued in one is held",
+              "nothing is left to heal", is_instant=True),
+    FaultKind("limit-exhausted", "account", "leaves your account no CPU minutes (needs a twin with --accounting)",
+              "takes the limit away"),
     FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC) before one is removed",
               "takes the full disk away; what was changed stays"),
     FaultKind("read-only", "directory", "nothing can be changed below the directory (EROFS)", "ends that"),

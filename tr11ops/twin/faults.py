@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_directories import check_directory
 from tr11ops.twin.fault_effects import BREAK, MEND, send
 from tr11ops.twin.fault_kinds import FaultKind, find_kind
@@ -111,7 +112,7 @@ def _check_options(
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --path out")
     if path is None and kind.target == "directory":
         raise TwinError(f"{kind.name} is of a directory: name it with --path, such as the run directory")
-    if node is not None and kind.target in ("directory", "controller"):
+    if node is not None and kind.target not in ("node", "busy node", "batch host"):
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --node out")
     if reason is not None and kind.name != "drain":
         raise TwinError(f"{kind.name} has no reason: leave --reason out")
@@ -120,8 +121,9 @@ def _check_options(
 
 
 def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None, store: FaultStore) -> str:
-    if kind.target == "controller":
-        return "slurmctld"
+    fixed = {"controller": "slurmctld", "partition": twin.plan.partition, "reservation": "all", "account": ACCOUNT}
+    if kind.target in fixed:
+        return fixed[kind.target]
     if path is not None:
         standing = [fault for fault in store.active() if fault.kind == kind.name and fault.target == str(Path(path))]
         return standing[0].target if standing else str(check_directory(path, twin.folders))

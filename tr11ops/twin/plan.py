@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -221,9 +222,14 @@ class TwinPorts:
 
 
 def slurm_conf(
-    plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str, slurm_version: tuple[int, int]
+    plan: TwinPlan,
+    folders: TwinFolders,
+    ports: TwinPorts,
+    user: str,
+    slurm_version: tuple[int, int],
+    without: Collection[str] = (),
 ) -> str:
-    """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5)."""
+    """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU nodes to leave out."""
     lines = [
         f"ClusterName=twin_{plan.name.replace('-', '_')}",
         "SlurmctldHost=localhost(127.0.0.1)",
@@ -274,6 +280,7 @@ def slurm_conf(
             "AccountingStorageHost=127.0.0.1",
             f"AccountingStoragePort={ports.accounting(plan)}",
             f"AccountingStoragePass={folders.munge_socket}",
+            "AccountingStorageEnforce=safe",  # limits hold, as at a site that grants hours
             "JobAcctGatherType=jobacct_gather/linux",
         ]
     else:
@@ -281,7 +288,12 @@ def slurm_conf(
     node = f"NodeHostname=localhost NodeAddr=127.0.0.1 CPUs={plan.cpus} RealMemory={plan.memory_megabytes}"
     gres = f" Gres=gpu:{plan.gpus}" if plan.gpus else ""
     gpu_nodes = _bracketed(plan.node_prefix, plan.nodes)
-    lines.append(f"NodeName={gpu_nodes} Port={_port_range(ports.node(0), plan.nodes)}{gres} {node}")
+    if without:
+        left = [(index, name) for index, name in enumerate(plan.gpu_node_names) if name not in without]
+        lines += [f"NodeName={name} Port={ports.node(index)}{gres} {node}" for index, name in left]
+        gpu_nodes = ",".join(name for _, name in left)
+    else:
+        lines.append(f"NodeName={gpu_nodes} Port={_port_range(ports.node(0), plan.nodes)}{gres} {node}")
     lines.append(
         f"PartitionName={plan.partition} Nodes={gpu_nodes} Default=YES State=UP "
         f"MaxTime={plan.max_time_minutes} DefaultTime={min(60, plan.max_time_minutes)}"

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -192,6 +192,12 @@ class Twin:
             raise TwinError(f"{name} of twin {self.plan.name!r} runs: end it first")
         return self._spawn(find_programs(search_path(os.environ)), name)
 
+    def configure(self, without: Collection[str] = ()) -> None:
+        """Write slurm.conf anew, without these GPU nodes; the controller heeds it when it is started again."""
+        programs = find_programs(search_path(os.environ))
+        text = slurm_conf(self.plan, self.folders, self.ports, _user(), slurm_version(programs["slurmctld"]), without)
+        write_file(self.folders.slurm_conf, text, 0o644)
+
     def start_helper(self, name: str, arguments: Sequence[str]) -> ProcessRecord:
         """Start a process that works on this twin and outlives its starter; it ends with the twin, if not before."""
         log = self.folders.logs / f"{name}.out"
@@ -247,7 +253,7 @@ class Twin:
     def _start(
         self, programs: Mapping[str, str], database_programs: Mapping[str, str], progress: Progress, deadline: float
     ) -> None:
-        user = pwd.getpwuid(os.geteuid()).pw_name
+        user = _user()
         self._write_files(user, slurm_version(programs["slurmctld"]))
         progress(f"twin {self.plan.name}: {len(self.plan.node_names)} nodes, ports from {self.ports.first}")
         munged = self._spawn(programs, "munged")
@@ -268,6 +274,8 @@ class Twin:
             states = self.node_states() or {}
             waiting = [name for name in self.plan.node_names if states.get(name) != "idle"]
             if not waiting:
+                if self.plan.accounting:
+                    accounting.add_account(self.client_environment, user)
                 return
             if len(waiting) < waiting_before:
                 progress(f"{len(self.plan.node_names) - len(waiting)} of {len(self.plan.node_names)} nodes idle")
@@ -361,6 +369,10 @@ class Twin:
         if self.folders.root.exists():
             shutil.rmtree(self.folders.root)
         return kept
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _home(directory: Path | None) -> Path:

@@ -328,7 +328,9 @@ BOTH = (state(), state("digest"))
         (seen(BOTH, (CHAIN,), (link(),)), 0, "FINE", ""),
         (seen(BOTH, (CHAIN,), ()), 1, "the hourly chain is dead: job 7", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), (link(reason="JobHeldUser"),)), 1, "is held", "scontrol release 7"),
-        (seen(BOTH, (CHAIN,), (link(reason="PartitionDown"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
+        (seen(BOTH, (CHAIN,), (link(reason="BadConstraints"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
+        (seen(BOTH, (CHAIN,), (link(reason="AssocGrpCpuLimit"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
+        (seen(BOTH, (CHAIN,), (link(reason="PartitionDown"),)), 0, "FINE", ""),  # the site's maintenance passes
         (seen(BOTH, (CHAIN,), (link(NOW + 50_000),)), 1, "clock was set back", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), Unknown("squeue does not answer")), 3, "squeue does not answer", ""),
         (seen(Unknown("Input/output error")), 3, "Input/output error", ""),

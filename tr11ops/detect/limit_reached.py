@@ -1,0 +1,20 @@
+"""Queued work that a limit of the partition, account or QoS keeps from starting: used up, or below what it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.pending import Cause
+from tr11ops.detect import signs
+from tr11ops.detect.blocked import blocked
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot
+
+NAME = "limit-reached"
+NEEDS = ("jobs", "kill_switch", "pause")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each array: CRITICAL when nothing else of the run can run, else a WARNING."""
+    severity = Severity.CRITICAL if signs.is_idle(snapshot) else Severity.WARNING
+    yield from blocked(snapshot, NAME, Cause.LIMIT, "over a limit", severity)

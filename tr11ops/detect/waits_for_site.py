@@ -1,0 +1,33 @@
+"""Queued work that starts when the site lets it: a partition that is down or closed, nodes kept for maintenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.cluster.pending import Wait, reason_of_job
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot
+
+NAME = "waits-for-site"
+NEEDS = ("jobs", "kill_switch", "pause")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each array: a WARNING when nothing of the run runs or starts by itself, else INFO.
+
+    It goes on by itself when the site is done, so it is never critical.
+    """
+    waits = signs.closed_by_site(snapshot) is not None and signs.stop_of(snapshot) is None
+    jobs = {
+        job.array_id or job.raw_id: job for job in signs.pending_jobs(snapshot) if reason_of_job(job).wait is Wait.SITE
+    }
+    for number, job in jobs.items():
+        yield Finding(
+            NAME,
+            Severity.WARNING if waits else Severity.INFO,
+            f"job {job.job_id} waits for the site: {job.reason}",
+            subject=number,
+            evidence=(f"{reason_of_job(job).meaning}: it starts by itself when the site is done",),
+            fix=f"scontrol show partition {job.partition}" if snapshot.scheduler == "slurm" and job.partition else "",
+        )

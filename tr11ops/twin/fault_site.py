@@ -1,0 +1,144 @@
+"""What the site does to a run, as faults of a twin: partitions, reservations, limits, nodes, by Slurm's commands."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from tr11ops.twin.accounting import ACCOUNT
+from tr11ops.twin.fault_client import ask_client, retried
+from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.plan import TwinError
+from tr11ops.twin.processes import end
+from tr11ops.twin.twin import Twin
+
+MAINTENANCE = "tr11-maintenance"  # the name of the reservation
+MAINTENANCE_MINUTES = 600
+LOWERED_MINUTES = 5
+END_SECONDS = 90.0  # the controller looks at its reservations now and then
+
+
+# ----------------------------------------------------------------------------- the partition
+def change_partition(*settings: str) -> Callable[[Twin, FaultStore, Fault], Fault]:
+    """A break that changes the GPU partition."""
+
+    def change(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+        fault = store.write(fault)
+        _set_partition(twin, *settings)
+        return fault
+
+    return change
+
+
+def open_partition(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    _set_partition(twin, "State=UP")
+    return f"partition {fault.target} is up"
+
+
+def restore_time_limit(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    _set_partition(twin, f"MaxTime={twin.plan.max_time_minutes}")
+    return f"partition {fault.target} allows {twin.plan.max_time_minutes} minutes"
+
+
+def _set_partition(twin: Twin, *settings: str) -> None:
+    ask_client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", *settings)
+
+
+def begin_maintenance(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    fault = store.write(fault)
+    ask_client(
+        twin, "scontrol", "create", "reservation", f"ReservationName={MAINTENANCE}", "StartTime=now",
+        f"Duration={MAINTENANCE_MINUTES}", f"Nodes={','.join(twin.plan.gpu_node_names)}",
+        f"Users={getpass.getuser()}", "Flags=MAINT,IGNORE_JOBS",
+    )  # fmt: skip
+    return fault
+
+
+def end_maintenance(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    if MAINTENANCE in _reservations(twin):
+        ask_client(twin, "scontrol", "delete", f"ReservationName={MAINTENANCE}")
+    return f"the maintenance of {fault.target} is over"
+
+
+# ----------------------------------------------------------------------------- reservations and limits
+def end_reservations(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    """End all of them, and wait until the controller has taken them away. Raises TwinError where there is none."""
+    fault = store.write(fault)
+    names = [name for name in _reservations(twin) if name != MAINTENANCE]
+    if not names:
+        raise TwinError("reservation-ended: the twin has no reservation; `scontrol create reservation` makes one")
+    for name in names:
+        soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 1))
+        ask_client(twin, "scontrol", "update", f"ReservationName={name}", f"EndTime={soon}")
+    deadline = time.monotonic() + END_SECONDS
+    while set(names) & set(_reservations(twin)):
+        if time.monotonic() > deadline:
+            raise TwinError(f"reservation-ended: {names[0]} is still there after {END_SECONDS:.0f} s")
+        time.sleep(0.2)
+    return fault
+
+
+def leave_ended(_twin: Twin, _store: FaultStore, _fault: Fault) -> str:
+    return "what has ended stays so"
+
+
+def _reservations(twin: Twin) -> list[str]:
+    words = ask_client(twin, "scontrol", "--oneliner", "show", "reservation").split()
+    return [word.partition("=")[2] for word in words if word.startswith("ReservationName=")]
+
+
+def exhaust_limit(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    if not twin.plan.accounting:
+        raise TwinError("limit-exhausted: the twin has no accounting: make one with `tr11 twin up --accounting`")
+    fault = store.write(fault)
+    _grant(twin, 0)
+    return fault
+
+
+def lift_limit(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    if twin.plan.accounting:
+        _grant(twin, -1)
+    return f"account {fault.target} has no limit"
+
+
+def _grant(twin: Twin, minutes: int) -> None:
+    """CPU minutes of the twin's account in all; -1: without a limit."""
+    ask_client(twin, "sacctmgr", "--immediate", "modify", "account", ACCOUNT, "set", f"GrpTRESMins=cpu={minutes}")
+
+
+# ----------------------------------------------------------------------------- nodes
+def remove_node(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    """Refused where jobs run on it: Slurm would lose them, which is another fault (node-dead)."""
+    if fault.target not in twin.plan.gpu_node_names:
+        raise TwinError(f"node-removed: {fault.target} is no node of the GPU partition")
+    removed = _removed(store, fault) | {fault.target}
+    if len(removed) >= twin.plan.nodes:
+        raise TwinError("node-removed: it is the last node of its partition")
+    slurmd = twin.process(fault.target)
+    fault = store.write(replace(fault, processes=(slurmd,)))
+    _configure(twin, removed)
+    end([slurmd], 5.0)
+    return fault
+
+
+def put_node_back(twin: Twin, store: FaultStore, fault: Fault) -> str:
+    _configure(twin, _removed(store, fault))
+    if not twin.process(fault.target).is_alive:
+        twin.start_daemon(fault.target)
+    return f"{fault.target} is in the configuration again"
+
+
+def _removed(store: FaultStore, but: Fault) -> frozenset[str]:
+    """The nodes that other faults have removed."""
+    others = (fault for fault in store.active() if fault.kind == but.kind and fault.identity != but.identity)
+    return frozenset(fault.target for fault in others)
+
+
+def _configure(twin: Twin, without: frozenset[str]) -> None:
+    """The controller with a configuration that lacks these nodes; it answers when this returns."""
+    twin.configure(without)
+    end([twin.process("slurmctld")], 20.0)
+    twin.start_daemon("slurmctld")
+    retried(lambda: ask_client(twin, "scontrol", "show", "partitions"))
