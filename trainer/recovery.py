@@ -10,7 +10,7 @@ from trainer.checkpoint.publishing import Fence
 from trainer.config import TrainerConfig
 from trainer.contract import RunPaths, now
 from trainer.recovery_file import RecoveryRecord, read_recovery, write_recovery
-from trainer.rollback import complete_steps, set_aside, settle
+from trainer.rollback import complete_steps, finish, moves_of, settle
 from trainer.skip import SkipPlan
 from trainer.spikes import Flag, RollBack, SpikeDetector, decide_recovery
 
@@ -51,17 +51,17 @@ class SpikeWatch:
 
         `fence` is asked first, on rank 0: what another trainer reads by now must not be renamed.
         """
-        paths = self._config.paths
-        record = self.record.with_roll_back(action, now())
+        paths, before = self._config.paths, self.record
 
-        def change() -> None:
-            if fence is not None:
-                fence()
+        def change() -> RecoveryRecord:
+            ask = fence or (lambda: None)
+            ask()
+            moves = moves_of(paths.checkpoints, action.spike.first_sign, action.skip.last)
+            record = before.with_roll_back(action, now(), moves)
             write_recovery(paths, record)
-            set_aside(paths.checkpoints, record)
+            return finish(paths, record, ask)
 
-        self._crew.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
-        self.record = record
+        self.record = self._crew.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
         self._detector = self._detector.over()
 
     def settle(self) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import RunPaths, checkpoint_step, read_json, write_json
+from trainer.contract import RunPaths, checkpoint_name, checkpoint_step, read_json, write_json
 from trainer.skip import IterationRange
 from trainer.spikes import RollBack
 
@@ -28,7 +28,7 @@ Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder o
 class RecoveryEvent:
     """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
 
-    Of a roll-back by hand: `moved` are the checkpoints that it set aside, `latest` is what that file named before,
+    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before,
     `who` asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
     """
 
@@ -86,17 +86,18 @@ class RecoveryRecord:
     def usable(self, steps: Iterable[int]) -> list[int]:
         """`steps` without the checkpoints that a roll-back discarded: those from a first sign to its range's end.
 
-        No later training saves there either, but for the very end of the range, where nothing was trained yet.
+        No later training saves there but at the very end of the range, as soon as it has passed over it: such a
+        checkpoint counts. The old one of that step is one of the `moves` of the roll-back.
         """
         leaving = {checkpoint_step(name) for name, _ in self.pending.moves} if self.pending is not None else set()
         return [
             step
             for step in steps
-            if step not in leaving and not any(event.first_sign <= step <= event.skip_last for event in self.events)
+            if step not in leaving and not any(event.first_sign <= step < event.skip_last for event in self.events)
         ]
 
-    def with_roll_back(self, roll_back: RollBack, time: float) -> RecoveryRecord:
-        """The record with one more roll-back."""
+    def with_roll_back(self, roll_back: RollBack, time: float, moves: Moves = ()) -> RecoveryRecord:
+        """The record with one more roll-back of the trainer's own. `moves`: checkpoints that it is to set aside."""
         spike, skip = roll_back.spike, roll_back.skip
         event = RecoveryEvent(
             kind=spike.kind,
@@ -108,8 +109,9 @@ class RecoveryRecord:
             skip_first=skip.first,
             skip_last=skip.last,
             time=time,
+            moved=moves,
         )
-        return replace(self, events=(*self.events, event))
+        return RecoveryRecord((*self.events, event), PendingMoves(moves, checkpoint_name(roll_back.to_step)))
 
 
 def recovery_path(paths: RunPaths) -> Path:

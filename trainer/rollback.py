@@ -26,7 +26,7 @@ from trainer.contract import (
     read_latest,
     write_atomically,
 )
-from trainer.recovery_file import RecoveryRecord, write_recovery
+from trainer.recovery_file import Moves, RecoveryRecord, write_recovery
 
 DISCARDED_SUFFIX = ".discarded"
 
@@ -80,6 +80,12 @@ def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
     if moved and usable and read_latest(folder) not in usable:
         write_atomically(folder / LATEST_FILE, checkpoint_name(max(usable)))
     return moved
+
+
+def moves_of(folder: Path, first: int, last: int | None = None) -> Moves:
+    """The renames that set the checkpoints from `first` to `last` aside (None: to the end); the newest goes first."""
+    steps = [step for step in checkpoint_steps(folder) if step >= first and (last is None or step <= last)]
+    return tuple((checkpoint_name(step), aside_name(folder, step)) for step in sorted(steps, reverse=True))
 
 
 def complete_steps(folder: Path) -> list[int]:

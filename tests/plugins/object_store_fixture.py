@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -52,10 +52,19 @@ class ObjectStore:
 
         return open_remote(self.url, {**self.options, **options})
 
+    def another(self) -> ObjectStore:
+        """A new, empty bucket of the same server."""
+        return replace(self, bucket=_new_bucket(self.server))
+
     def objects(self) -> dict[str, int]:
         """Names and bytes of all objects of the bucket, as the server itself says, without the proxy."""
         answer = self._ask("GET", f"/storage/v1/b/{self.bucket}/o")
         return {item["name"]: int(item["size"]) for item in answer.get("items", ())}
+
+    def marks(self) -> dict[str, str]:
+        """Names of all objects, each with the server's digest of its content."""
+        answer = self._ask("GET", f"/storage/v1/b/{self.bucket}/o")
+        return {item["name"]: item["md5Hash"] for item in answer.get("items", ())}
 
     def content(self, name: str) -> bytes:
         """An object's bytes, past the proxy."""
@@ -117,11 +126,15 @@ def object_store(
     """A new, empty bucket; upload sessions are kept in a folder of the test's own."""
     state = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    yield ObjectStore(_new_bucket(object_server), object_proxy, object_server, state)
+    object_proxy.clear()
+
+
+def _new_bucket(server: tuple[str, int]) -> str:
     bucket = f"backups-{os.getpid()}-{next(_NUMBERS)}"
     content = json.dumps({"name": bucket}).encode()
-    assert _request(object_server, "POST", "/storage/v1/b", content)[0] == 200
-    yield ObjectStore(bucket, object_proxy, object_server, state)
-    object_proxy.clear()
+    assert _request(server, "POST", "/storage/v1/b", content)[0] == 200
+    return bucket
 
 
 def _wait(host: str, port: int, process: subprocess.Popen[bytes]) -> None:

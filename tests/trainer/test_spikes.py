@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,11 +190,15 @@ def test_the_record_survives_and_knows_what_is_discarded(tmp_path: Path) -> None
     paths = RunPaths(tmp_path, "run", "main")
     assert read_recovery(paths) == RecoveryRecord()
     record = RecoveryRecord().with_roll_back(roll_back(216, 217), time=5.0)
-    record = record.with_roll_back(roll_back(520, 530, math.inf), time=6.0)
+    moves = (("global_step540", "global_step540.discarded"),)
+    record = record.with_roll_back(roll_back(520, 530, math.inf), time=6.0, moves=moves)
     write_recovery(paths, record)
     assert read_recovery(paths) == record
+    assert record.usable([539, 540, 541]) == [541], "the old checkpoint of the range's end is to be set aside"
+    record = replace(record, pending=None)
+    assert record.usable([226, 227, 539, 540]) == [227, 540], "one that was saved there since is sound"
     assert record.ranges == (IterationRange(206, 227), IterationRange(510, 540))
-    assert record.usable([100, 200, 215, 216, 220, 227, 228, 500, 519, 520, 541]) == [100, 200, 215, 228, 500, 519, 541]
+    assert record.usable([100, 200, 215, 216, 220, 228, 500, 519, 520, 541]) == [100, 200, 215, 228, 500, 519, 541]
     assert json.loads(recovery_path(paths).read_text())["schema"] == 1
 
 

@@ -25,7 +25,7 @@ from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
 from trainer.config import TrainerConfig
 from trainer.contract import checkpoint_name, checkpoint_step, now
 from trainer.recovery_file import BY_HAND, Moves, PendingMoves, RecoveryEvent, RecoveryRecord, write_recovery
-from trainer.rollback import aside_name, finish
+from trainer.rollback import finish, moves_of
 from trainer.schedule import Position, path_of
 from trainer.skip import IterationRange
 
@@ -90,7 +90,7 @@ def plan_rollback(
     target = _target(catalogue, record, config, step)
     first, end = (step + 1, step) if skip is None else _range(step, skip)
     data = None if skip is None else _skipped_data(config, target, first, end)
-    moves = _set_aside_after(catalogue, step)
+    moves = moves_of(catalogue.folder, step + 1)
     before = "" if catalogue.latest is None else checkpoint_name(catalogue.latest)
     event = RecoveryEvent(BY_HAND, math.nan, math.nan, last, first, step, first, end, now(), moves, before, who)
     note = {"kind": "roll-back", "to": step, "skip": str(event.skip) if data is not None else "nothing", "by": who}
@@ -121,15 +121,9 @@ def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> Rollbac
     to_step = checkpoint_step(latest)
     assert to_step is not None
     note = {"kind": "roll-back-undone", "to": to_step, "by": who}
-    moves = (*_set_aside_after(catalogue, event.to_step), *back)
+    moves = (*moves_of(catalogue.folder, event.to_step + 1), *back)
     changed = RecoveryRecord(record.events[:-1], PendingMoves(moves, latest, note))
     return RollbackPlan("undo", to_step, catalogue.latest, changed, gone=gone)
-
-
-def _set_aside_after(catalogue: Catalogue, step: int) -> Moves:
-    """The renames that leave `step` the newest checkpoint; the newest goes first."""
-    newer = sorted((entry.step for entry in catalogue.checkpoints if entry.step > step), reverse=True)
-    return tuple((checkpoint_name(each), aside_name(catalogue.folder, each)) for each in newer)
 
 
 def needs_reading(entry: Checkpoint) -> bool:

@@ -25,6 +25,9 @@ TokenizerType = Annotated[
 ]
 VocabFile = Annotated[Path | None, typer.Option(help="vocab.json of gpt2_bpe, vocab.txt of bert_wordpiece.")]
 MergeFile = Annotated[Path | None, typer.Option(help="merges.txt of gpt2_bpe.")]
+MaxLine = Annotated[
+    int, typer.Option("--max-line-mib", metavar="MIB", min=1, help="Refuse longer lines; one takes 180 times its size.")
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")]
 
 
@@ -67,11 +70,12 @@ def corpus(
 @app.command()
 def tokenizer(
     *,
-    corpus: Annotated[Path, typer.Option(help="JSON lines to learn from.")],
+    corpus: Annotated[Path, typer.Option(help="JSON lines to learn from, plain or .gz, .xz, .zst.")],
     out: Annotated[Path, typer.Option(help="Folder for tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(min=1, help="Tokens in all, special ones and bytes too.")] = 4096,
     json_key: JsonKey = "text",
     special_token: Annotated[list[str] | None, typer.Option(help="One more special token; may be repeated.")] = None,
+    max_line_mib: MaxLine = 16,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -83,7 +87,8 @@ def tokenizer(
     _finish(
         [
             *("tokenizer", "--corpus", str(corpus), "--out", str(out), "--vocab-size", str(vocab_size)),
-            *("--json-key", json_key, *extra, *_flag("--force", force), *_flag("--json", json)),
+            *("--json-key", json_key, *extra, "--max-line-mib", str(max_line_mib)),
+            *(*_flag("--force", force), *_flag("--json", json)),
         ]
     )
 
@@ -91,7 +96,7 @@ def tokenizer(
 @app.command()
 def preprocess(
     *,
-    input: Annotated[Path, typer.Option("--input", help="JSON lines.")],
+    input: Annotated[Path, typer.Option("--input", help="JSON lines, plain or .gz, .xz, .zst.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, or that file.")] = None,
     tokenizer_type: TokenizerType = "huggingface",
@@ -107,14 +112,17 @@ def preprocess(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave faulty lines out, and say so.")
     ] = False,
+    max_line_mib: MaxLine = 16,
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the lines.
 
-    The pair appears whole or not at all, and is kept when it is up to date.
+    The pair appears whole or not at all, and is kept when it is up to date. A line above --max-line-mib is faulty.
 
     Example: tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
+
+    Example: tr11 data preprocess --input dump.jsonl.zst --tokenizer data/tokenizer --output-prefix data/dump
     """
     _finish(
         [
@@ -125,6 +133,7 @@ def preprocess(
             *_flag("--split-sentences", split_sentences),
             *_flag("--keep-newlines", keep_newlines),
             *_flag("--skip-bad-lines", skip_bad_lines),
+            *("--max-line-mib", str(max_line_mib)),
             *_flag("--force", force),
             *_flag("--json", json),
         ]
@@ -214,7 +223,7 @@ def check(
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs; with --raw one file of lines.")],
     raw: Annotated[bool, typer.Option("--raw", help="Check JSON lines, before they are tokenized.")] = False,
     json_key: JsonKey = "text",
-    tokenizer: Annotated[Path | None, typer.Option(help="Report tokens outside its vocabulary.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Report tokens it lacks, and its end token in a text.")] = None,
     tokenizer_type: TokenizerType = "huggingface",
     vocab_file: VocabFile = None,
     merge_file: MergeFile = None,
@@ -224,6 +233,7 @@ def check(
     ] = 64,
     storm_run: Annotated[int, typer.Option(min=1, help="Report one symbol so many times in a row.")] = 512,
     longest: Annotated[int, typer.Option(min=1, help="Report documents of this length or more.")] = 1_000_000,
+    max_line_mib: MaxLine = 16,
     workers: Workers = None,
     temporary: Annotated[Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")] = None,
     json: Json = False,
@@ -235,7 +245,7 @@ def check(
 
     Example: tr11 data check data/demo_text_document --tokenizer data/tokenizer
 
-    Example: tr11 data check --raw data/corpus.jsonl
+    Example: tr11 data check --raw data/corpus.jsonl.zst
     """
     _finish(
         [
@@ -243,6 +253,7 @@ def check(
             *_tokenizer(tokenizer, tokenizer_type, vocab_file, merge_file),
             *_value("--vocab-size", vocab_size),
             *("--storm-length", str(storm_length), "--storm-run", str(storm_run), "--longest", str(longest)),
+            *("--max-line-mib", str(max_line_mib)),
             *_value("--workers", workers),
             *_value("--temporary", temporary),
             *_flag("--json", json),

@@ -21,15 +21,17 @@ import numpy.typing as npt
 
 from trainer.data.check_rules import Limits, find_storms, outside
 from trainer.data.duplicates import DIGEST_BYTES, DigestStore
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.end_tokens import EFFECT, FIX
+from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
-from trainer.data.lines import Piece, read_pieces, text_of
-from trainer.data.pool import map_in_order
+from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, Piece, piece_size, read_pieces, texts_of
+from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
+from trainer.data.text_file import TextFile
 
 PIECE_TOKENS = 2_000_000
 EXAMPLES = 5  # of each kind of finding
-UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE = (
-    "unreadable", "empty", "overlong", "storm", "outside_vocabulary", "duplicate", "bad_line",
+UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE, END_TOKEN = (
+    "unreadable", "empty", "overlong", "storm", "outside_vocabulary", "duplicate", "bad_line", "end_token_in_text",
 )  # fmt: skip
 
 
@@ -154,15 +156,18 @@ def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined
     number, first, end = piece
     data = state.pairs[number]
     documents = []
+    notes = _Notes()
     for sequence in range(first, end):
         tokens = data.get(sequence)
-        if len(tokens) and state.end_token is not None and tokens[-1] == state.end_token:
-            tokens = tokens[:-1]
+        if state.end_token is not None and len(tokens):
+            if tokens[-1] == state.end_token:
+                tokens = tokens[:-1]
+            inside = int(np.count_nonzero(tokens == state.end_token))
+            if inside:
+                notes.add(END_TOKEN, sequence, f"token {state.end_token}, which ends a document, {inside:,} times")
         documents.append((sequence, tokens.astype(state.widest, copy=False)))
     size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
-    return _examine(
-        number, documents, state.limits, _Notes(), size, lambda token: f"token {token}", state.vocabulary_size
-    )
+    return _examine(number, documents, state.limits, notes, size, lambda token: f"token {token}", state.vocabulary_size)
 
 
 def _pieces_of(number: int, data: IndexedDataset) -> Iterator[tuple[int, int, int]]:
@@ -221,24 +226,29 @@ class _RawState:
     source: int
     json_key: str
     limits: Limits
+    end_tokens: tuple[str, ...]
 
 
 def _check_lines(state: _RawState, piece: Piece) -> Examined:
     """Examine the texts of whole lines of JSON."""
     notes = _Notes()
     documents: list[tuple[int, npt.NDArray[Any]]] = []
-    for number, line in enumerate(piece.data.split(b"\n"), piece.first_line):
-        if not line.strip():
+    for number, text in texts_of(piece, state.json_key):
+        if isinstance(text, BadLine):
+            notes.add(BAD_LINE, number, text.reason)
             continue
-        try:
-            text = text_of(line, state.json_key)
-        except ValueError as error:
-            notes.add(BAD_LINE, number, str(error))
-            continue
+        for token in state.end_tokens:
+            if token in text:
+                notes.add(END_TOKEN, number, f"{token!r} {text.count(token):,} times in the text")
         symbols = np.frombuffer((text if text.strip() else "").encode("utf-32-le"), dtype="<u4")
         documents.append((number, symbols))
     return _examine(
-        state.source, documents, state.limits, notes, len(piece.data), lambda symbol: f"the character {chr(symbol)!r}"
+        state.source,
+        documents,
+        state.limits,
+        notes,
+        piece.file_bytes,
+        lambda symbol: f"the character {chr(symbol)!r}",
     )
 
 
@@ -247,21 +257,27 @@ def check_raw(
     *,
     json_key: str = "text",
     limits: Limits | None = None,
+    end_tokens: Sequence[str] = (),
+    max_line_mib: int = MAX_LINE_MIB,
     workers: int = 1,
     temporary: Path | None = None,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> CheckReport:
-    """Read JSON lines once, and examine their texts. Raises DataError when the file is absent, or as `check_pairs`."""
-    with explain_os_errors("reading", path):
-        stream = path.open("rb")
-    with stream:
+    """Read JSON lines once, and examine their texts; `end_tokens` are spellings that a text should not hold.
+
+    Raises DataError when the file is absent, damaged or no JSON lines, or as `check_pairs`.
+    """
+    most_bytes = max_line_mib * MIB
+    with TextFile(path) as stream:
         examined = map_in_order(
             _check_lines,
-            read_pieces(stream),
+            read_pieces(stream, max_line_bytes=most_bytes),
             set_up=_RawState,
-            arguments=(0, json_key, limits or Limits()),
+            arguments=(0, json_key, limits or Limits(), tuple(end_tokens)),
             workers=workers,
             doing=f"checking {path}",
+            size_of=piece_size,
+            most_bytes=max(most_bytes, workers * PIECES_IN_FLIGHT * PIECE_BYTES),
         )
         return _report((str(path),), [], examined, temporary, on_bytes)
 
@@ -319,4 +335,6 @@ def describe_check(result: dict[str, Any]) -> str:
     for found in result["examples"]:
         place = "" if found["place"] is None else f", {found['place']}"
         lines.append(f"  {found['kind'].replace('_', ' ')}: {found['source']}{place}: {found['detail']}")
+    if END_TOKEN in result["counts"]:
+        lines.append(f"A token in a text that ends documents: {EFFECT}; {FIX}.")
     return "\n".join(lines)

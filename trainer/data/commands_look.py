@@ -13,7 +13,8 @@ from typing import Any
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import Limits
 from trainer.data.command_line import Commands, UsageError, count, inclusive_range, positive
-from trainer.data.commands_make import add_tokenizer_options, tokenizer_spec
+from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
+from trainer.data.end_tokens import spelled_end_tokens
 from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
@@ -51,6 +52,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--storm-length", type=positive, default=limits.storm_length)
     command.add_argument("--storm-run", type=positive, default=limits.storm_run)
     command.add_argument("--longest", type=positive, default=limits.longest)
+    add_line_limit(command)
     command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
     command.add_argument("--temporary", type=Path)
 
@@ -97,11 +99,19 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
         "temporary": options.temporary,
     }
     if options.raw:
-        if len(options.prefixes) != 1 or size is not None:
-            raise UsageError("--raw checks one file of JSON lines, without a tokenizer")
+        if len(options.prefixes) != 1 or options.vocab_size is not None:
+            raise UsageError("--raw checks one file of JSON lines, without --vocab-size")
         path = Path(options.prefixes[0])
         with _bytes_bar(path.stat().st_size if path.is_file() else None) as on_bytes:
-            return as_result(check_raw(path, json_key=options.json_key, on_bytes=on_bytes, **shared))
+            report = check_raw(
+                path,
+                json_key=options.json_key,
+                end_tokens=spelled_end_tokens(tokenizer),
+                max_line_mib=options.max_line_mib,
+                on_bytes=on_bytes,
+                **shared,
+            )
+        return as_result(report)
     bins = [bin_path(prefix) for prefix in options.prefixes]
     with _bytes_bar(sum(path.stat().st_size for path in bins if path.is_file())) as on_bytes:
         report = check_pairs(

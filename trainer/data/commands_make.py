@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 from trainer.data.blend import parse_split
 from trainer.data.command_line import Commands, UsageError, count, positive
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.end_tokens import end_token_warning
+from trainer.data.errors import DataError, InputFault, explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import merge
-from trainer.data.lines import text_of
+from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
 from trainer.data.progress import progress_bar, say
 from trainer.data.sources import Reading, open_splits
+from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import TokenizerSpec, check_vocabulary_size, is_trained, load_tokenizer, train_tokenizer
 
@@ -47,6 +49,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--json-key", default="text")
     command.add_argument("--special-token", action="append", default=[])
+    add_line_limit(command)
     command.add_argument("--force", action="store_true")
 
     command = commands.add_parser("preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx")
@@ -60,6 +63,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--split-sentences", action="store_true")
     command.add_argument("--keep-newlines", action="store_true")
     command.add_argument("--skip-bad-lines", action="store_true")
+    add_line_limit(command)
     command.add_argument("--force", action="store_true")
 
     command = commands.add_parser("merge", help="join pairs of one token type into one")
@@ -82,6 +86,11 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--seed", type=count, default=1234)
     command.add_argument("--vocab-size", type=positive)
     command.add_argument("--cache-dir", type=Path)
+
+
+def add_line_limit(command: argparse.ArgumentParser) -> None:
+    """The option that limits the memory for one line."""
+    command.add_argument("--max-line-mib", type=positive, default=MAX_LINE_MIB)
 
 
 def add_tokenizer_options(command: argparse.ArgumentParser, required: bool) -> None:
@@ -154,7 +163,7 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
         with progress_bar() as bar:
             task = bar.add_task("reading", total=status.st_size)
             tokenizer = train_tokenizer(
-                _texts(corpus, options.json_key, lambda count: bar.advance(task, count)),
+                _texts(corpus, options.json_key, options.max_line_mib, lambda count: bar.advance(task, count)),
                 options.vocab_size,
                 options.out,
                 extra_special_tokens=options.special_token,
@@ -173,17 +182,14 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _texts(corpus: Path, json_key: str, on_bytes: Any) -> Iterator[str]:
-    with explain_os_errors("reading", corpus), corpus.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            on_bytes(len(line))
-            if not line.strip():
-                continue
-            try:
-                text = text_of(line, json_key)
-            except ValueError as error:
-                raise DataError(f"{corpus}, line {number}: {error}; mend the line") from None
-            yield text
+def _texts(corpus: Path, json_key: str, max_line_mib: int, on_bytes: Callable[[int], None]) -> Iterator[str]:
+    with TextFile(corpus) as stream:
+        for piece in read_pieces(stream, max_line_bytes=max_line_mib * MIB):
+            on_bytes(piece.file_bytes)
+            for number, text in texts_of(piece, json_key):
+                if isinstance(text, BadLine):
+                    raise InputFault(f"{corpus}, line {number}: {text.reason}; mend the line")
+                yield text
 
 
 def make_pair(options: argparse.Namespace) -> dict[str, Any]:
@@ -201,6 +207,7 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
         skip_bad_lines=options.skip_bad_lines,
         sentences=options.split_sentences,
         keep_newlines=options.keep_newlines,
+        max_line_mib=options.max_line_mib,
     )
     total = options.input.stat().st_size if options.input.is_file() else None
     with progress_bar("{task.fields[documents]:,} documents", "{task.fields[rate]:,.0f} tokens/s") as bar:
@@ -220,6 +227,9 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
         say(f"{report.prefix} is up to date ({report.tokens:,} tokens); --force makes it again")
     for fault in report.bad_line_reports:
         say(f"left out: {fault}")
+    warning = end_token_warning(report.end_token, report.documents_with_end_token, report.end_token_lines)
+    if warning is not None:
+        say(f"tr11 data: WARNING: {options.input}: {warning}")
     return asdict(report)
 
 

@@ -12,6 +12,10 @@ class DataError(ValueError):
     """Data, or a request about data, that cannot be used. The text is one line: what, where, rule, fix."""
 
 
+class InputFault(DataError):
+    """A DataError that lies in the input itself: the same command fails again until the input is another."""
+
+
 @contextmanager
 def explain_os_errors(doing: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError inside the block into a DataError that says what was being done, where, and the fix."""

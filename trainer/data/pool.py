@@ -1,4 +1,4 @@
-"""Work on pieces of data in several processes: results in the order of the pieces, few of them in memory."""
+"""Work on pieces of data in several processes: results in the order of the pieces, few bytes of them in memory."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ def map_in_order(
     arguments: tuple[Any, ...],
     workers: int,
     doing: str,
+    size_of: Callable[[Piece], int] = lambda piece: 0,
+    most_bytes: int = 0,
 ) -> Generator[Result, None, None]:
     """`work(state, piece)` for every piece, where each process has a state of its own, `set_up(*arguments)`.
 
-    One worker is this process itself. `work` and `set_up` are functions at the top of a module. Close what this returns
-    (contextlib.closing): otherwise an error where the results are used leaves the processes until it is collected.
+    Pieces are given out while fewer than PIECES_IN_FLIGHT for each worker are under way, and their sizes together are
+    at most `most_bytes`; a larger one is under way alone. One worker is this process itself. `work` and `set_up` are
+    functions at the top of a module. Close what this returns (contextlib.closing): otherwise an error where the
+    results are used leaves the processes until it is collected.
     Raises what `work` raises, and DataError, which names what was being done, when a worker is killed.
     """
     if workers == 1:
@@ -47,14 +51,18 @@ def map_in_order(
         initializer=_start,
         initargs=(set_up, arguments),
     )
-    flying: deque[Future[Result]] = deque()
+    flying: deque[tuple[int, Future[Result]]] = deque()
+    flying_bytes = 0
     try:
         for piece in pieces:
-            flying.append(executor.submit(_work, work, piece))
-            if len(flying) >= workers * PIECES_IN_FLIGHT:
-                yield flying.popleft().result()
+            size = size_of(piece)
+            while flying and (len(flying) >= workers * PIECES_IN_FLIGHT or flying_bytes + size > most_bytes):
+                flying_bytes -= flying[0][0]
+                yield flying.popleft()[1].result()
+            flying.append((size, executor.submit(_work, work, piece)))
+            flying_bytes += size
         while flying:
-            yield flying.popleft().result()
+            yield flying.popleft()[1].result()
     except BrokenProcessPool:
         raise DataError(
             f"a worker that was {doing} was killed, most likely for want of memory; nothing was written: run it again,"

@@ -10,18 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.encode import Encoder, Tally, encode_piece
+from trainer.data.errors import DataError, InputFault, explain_os_errors
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.lines import PIECE_BYTES, Piece, read_pieces, text_of
+from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, piece_size, read_pieces
 from trainer.data.made import begin_record, check_pair, end_record, pair_is_unchanged, pair_record, recorded_pair
-from trainer.data.pool import map_in_order
-from trainer.data.sentences import split_sentences
+from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
+from trainer.data.text_file import TextFile
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
-
-FAULTS_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,7 @@ class PreprocessRequest:
     skip_bad_lines: bool = False
     sentences: bool = False
     keep_newlines: bool = False  # at the ends of sentences
+    max_line_mib: int = MAX_LINE_MIB  # a longer line is a faulty one
 
     @property
     def prefix(self) -> str:
@@ -50,7 +48,10 @@ class PreprocessRequest:
 
 @dataclass(frozen=True)
 class PreprocessReport:
-    """What was written. Bad lines are those that were left out, of which the first few are told, with their numbers."""
+    """What was written. Bad lines are those that were left out, of which the first few are told, with their numbers.
+
+    `documents_with_end_token`: how many texts spell out `end_token`, which ends a document; the first of their lines.
+    """
 
     prefix: str
     documents: int
@@ -65,77 +66,9 @@ class PreprocessReport:
     tokens_per_second: float
     workers: int
     already_complete: bool = False
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A piece's sequences: tokens back to back, length of each, which of them end a document; and faulty lines."""
-
-    tokens: bytes
-    lengths: np.ndarray[Any, np.dtype[np.int32]]
-    document_ends: np.ndarray[Any, np.dtype[np.int64]]
-    empty_texts: int
-    faults: tuple[str, ...]
-    input_bytes: int
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What a process that tokenizes holds for its whole life."""
-
-    tokenizer: Tokenizer
-    json_key: str = "text"
-    append_eod: bool = True
-    sentences: bool = False
-    keep_newlines: bool = False
-
-    @classmethod
-    def of(cls, request: PreprocessRequest) -> Encoder:
-        """The encoder of a request. Raises DataError when the tokenizer cannot be loaded."""
-        tokenizer = load_tokenizer(request.tokenizer)
-        return cls(tokenizer, request.json_key, request.append_eod, request.sentences, request.keep_newlines)
-
-
-def encode_piece(encoder: Encoder, piece: Piece) -> Encoded:
-    """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by number."""
-    texts: list[str] = []
-    faults: list[str] = []
-    empty = 0
-    for number, line in enumerate(piece.data.split(b"\n"), piece.first_line):
-        if not line.strip():
-            continue
-        try:
-            text = text_of(line, encoder.json_key)
-        except ValueError as error:
-            faults.append(f"line {number}: {error}")
-            continue
-        if text:
-            texts.append(text)
-        else:
-            empty += 1
-    parts = [split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text] for text in texts]
-    ids = iter(encoder.tokenizer.encode_batch([part for text in parts for part in text]))
-    sequences: list[list[int]] = []
-    ends: list[int] = []
-    for sentences in parts:
-        # A text that the tokenizer's normaliser empties is an empty text too.
-        kept = [tokens for tokens in (next(ids) for _ in sentences) if tokens]
-        if not kept:
-            empty += 1
-            continue
-        if encoder.append_eod:
-            kept[-1] = [*kept[-1], encoder.tokenizer.eod_id]
-        sequences += kept
-        ends.append(len(sequences))
-    dtype = dtype_for_vocabulary(encoder.tokenizer.vocabulary_size)
-    return Encoded(
-        tokens=np.concatenate([np.array(tokens, dtype=dtype) for tokens in sequences]).tobytes() if sequences else b"",
-        lengths=np.array([len(tokens) for tokens in sequences], dtype=np.int32),
-        document_ends=np.array(ends, dtype=np.int64),
-        empty_texts=empty,
-        faults=tuple(faults),
-        input_bytes=len(piece.data),
-    )
+    end_token: str = ""
+    documents_with_end_token: int = 0
+    end_token_lines: tuple[int, ...] = ()
 
 
 def preprocess(
@@ -155,40 +88,40 @@ def preprocess(
     if request.workers < 1:
         raise DataError(f"workers {request.workers} must be at least 1")
     tokenizer = load_tokenizer(request.tokenizer)
-    with explain_os_errors("reading", request.input):
-        described = _describe(request, tokenizer)
-        stream = request.input.open("rb")
-    with stream:
+    with TextFile(request.input) as stream:
+        with explain_os_errors("reading", request.input):
+            described = _describe(request, tokenizer)
         done = None if force else _up_to_date(request, described)
         if done is not None:
             return done
         check_pair(request.prefix, force)
         started = time.monotonic()
-        empty = bad = size = 0
-        shown: list[str] = []
+        tally = Tally()
+        most_bytes = request.max_line_mib * MIB
         pieces = map_in_order(
             encode_piece,
-            read_pieces(stream, piece_bytes),
-            set_up=Encoder.of,
-            arguments=(request,),
+            read_pieces(stream, piece_bytes, most_bytes),
+            set_up=Encoder.load,
+            arguments=(
+                request.tokenizer, request.json_key, request.append_eod, request.sentences, request.keep_newlines
+            ),
             workers=request.workers,
             doing=f"tokenizing {request.input}",
-        )
+            size_of=piece_size,
+            most_bytes=max(most_bytes, request.workers * PIECES_IN_FLIGHT * piece_bytes),
+        )  # fmt: skip
         dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
         with closing(pieces), recorded_pair(request.prefix), IndexedWriter(request.prefix, dtype) as writer:
             for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
-                    raise DataError(
+                    raise InputFault(
                         f"{request.input}, {encoded.faults[0]}; mend the line, or leave such lines out with"
                         " --skip-bad-lines"
                     )
                 writer.add_sequences(encoded.tokens, encoded.lengths, encoded.document_ends)
-                empty += encoded.empty_texts
-                bad += len(encoded.faults)
-                size += encoded.input_bytes
-                shown += encoded.faults[: FAULTS_SHOWN - len(shown)]
+                tally = tally.and_of(encoded)
                 on_progress(
-                    encoded.input_bytes, len(encoded.document_ends), len(encoded.tokens) // writer.dtype.itemsize
+                    encoded.file_bytes, len(encoded.document_ends), len(encoded.tokens) // writer.dtype.itemsize
                 )
             if writer.token_count:  # else nothing appears
                 begin_record(pair_record(request.prefix), described)
@@ -198,14 +131,17 @@ def preprocess(
         documents=writer.document_count,
         sequences=writer.sequence_count,
         tokens=writer.token_count,
-        input_bytes=size,
+        input_bytes=tally.end.text_bytes,
         dtype=str(writer.dtype),
-        empty_texts=empty,
-        bad_lines=bad,
-        bad_line_reports=tuple(shown),
+        empty_texts=tally.empty_texts,
+        bad_lines=tally.bad_lines,
+        bad_line_reports=tally.bad_line_reports,
         seconds=round(seconds, 3),
         tokens_per_second=round(writer.token_count / max(seconds, 1e-9), 1),
         workers=request.workers,
+        end_token=tokenizer.end_token,
+        documents_with_end_token=tally.documents_with_end_token,
+        end_token_lines=tally.end_token_lines,
     )
     end_record(pair_record(request.prefix), described, asdict(report))
     return report
@@ -223,6 +159,7 @@ def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any
         "skip_bad_lines": request.skip_bad_lines,
         "sentences": request.sentences,
         "keep_newlines": request.keep_newlines,
+        "max_line_mib": request.max_line_mib,
     }
 
 
@@ -230,9 +167,13 @@ def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> Prepro
     """The report of a pair that is already there and was made from exactly this."""
     try:
         record = json.loads(pair_record(request.prefix).read_text(encoding="utf-8"))
-        report = record["report"]
-        values = {**report, "bad_line_reports": tuple(report["bad_line_reports"]), "already_complete": True}
-        if record["request"] == described and pair_exists(request.prefix):
+        report = dict(record["report"])
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in report.items()
+        }
+        values["already_complete"] = True
+        # Records of before there was a limit do not name it; no line was left out for its length then.
+        if {"max_line_mib": request.max_line_mib, **record["request"]} == described and pair_exists(request.prefix):
             return PreprocessReport(**values) if pair_is_unchanged(request.prefix, report) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

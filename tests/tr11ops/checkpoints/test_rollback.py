@@ -91,6 +91,15 @@ def test_without_a_skip_later_trainings_save_those_steps_again(shelf: Shelf) -> 
     assert skipped(shelf).ranges == ()
 
 
+def test_what_is_saved_at_the_very_end_of_the_skip_is_resumed_from(shelf: Shelf) -> None:
+    shelf.save(100, 200, 300)
+    go_back(shelf, 100, 100)  # 101 to 200 are passed over, and the old step 200 is set aside
+    assert {"global_step200.discarded", "global_step300.discarded"} <= shelf.names()
+    shelf.save(200)
+    assert shelf.catalogue().at(200).is_sound  # type: ignore[union-attr]
+    assert resumes_from(shelf) == 200 and shelf.steps() == [100, 200]
+
+
 def test_an_undo_sets_aside_what_was_saved_since(shelf: Shelf) -> None:
     shelf.save(100, 200, 300)
     before = shelf.prints([200, 300])

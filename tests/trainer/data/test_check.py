@@ -20,7 +20,9 @@ from trainer.data import duplicates
 from trainer.data.check import check_pairs, check_raw
 from trainer.data.check_rules import Limits, find_storms, outside
 from trainer.data.duplicates import DigestStore
+from trainer.data.end_tokens import spelled_end_tokens
 from trainer.data.errors import DataError
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12)
 
@@ -127,11 +129,13 @@ def test_each_kind_of_finding(spoilt: Path, tmp_path: Path, monkeypatch: pytest.
         temporary=tmp_path,
         on_bytes=heard.append,
     )
-    assert report.counts == {"storm": 2, "empty": 2, "overlong": 1, "outside_vocabulary": 1, "duplicate": 2}
+    counts = {"storm": 2, "empty": 2, "overlong": 1, "outside_vocabulary": 1, "duplicate": 2}
+    assert report.counts == {**counts, "end_token_in_text": 1}
     found = {(example.kind, example.place): example.detail for example in report.examples}
     assert found["storm", 7] == "80 of its 82 are token 92"
     assert found["storm", 40] == "token 92 stands 600 times in a row"
     assert found["outside_vocabulary", 30] == "2 tokens such as 4000, of 4,000"
+    assert found["end_token_in_text", 0] == "token 0, which ends a document, 1 times"
     assert found["duplicate", 3] == f"the same as 20, 0 of {other}"
     assert {place for kind, place in found if kind == "empty"} == {9, 11}
     assert found["overlong", 40] == "1,998 long"
@@ -206,3 +210,40 @@ def test_the_command(tmp_path: Path, tokenizer_folder: Path) -> None:
     done = run_data("check", "/nowhere/x")
     assert done.returncode == 1 and "unreadable: /nowhere/x" in done.stdout
     assert run_data("check", "--raw", "a", "b").returncode == 2
+
+
+def test_the_token_that_ends_a_document_inside_a_text(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """In raw text, in a pair, and told at once when the pair is made."""
+    end = "<|endoftext|>"
+    lines = ["alpha", f"beta {end} gamma {end}", "an old strike </s> tag", f"delta{end}", *[end] * 9]
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    report = check_raw(path, end_tokens=("</s>", end))
+    assert report.counts["end_token_in_text"] == 12
+    found = [(example.place, example.detail) for example in report.examples if example.kind == "end_token_in_text"]
+    assert found[:3] == [
+        (2, f"{end!r} 2 times in the text"),
+        (3, "'</s>' 1 times in the text"),
+        (4, f"{end!r} 1 times in the text"),
+    ]
+    done = run_data("check", "--raw", path, "--tokenizer", tokenizer_folder, "--workers", "1", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["counts"]["end_token_in_text"] == 11, (
+        "</s> is no token of it"
+    )
+    words = ["--tokenizer", tokenizer_folder, "--output-prefix", tmp_path / "p", "--workers", "1"]
+    made = run_data("preprocess", "--input", path, *words, "--json")
+    result = json.loads(made.stdout)
+    assert made.returncode == 0 and result["documents_with_end_token"] == 11
+    assert (result["end_token"], result["end_token_lines"]) == (end, [2, 4, 5, 6, 7])
+    assert f"WARNING: {path}: 11 document(s) hold '{end}' in their text (line 2, 4, 5, 6, 7 ...)" in made.stderr
+    assert "data.reset_attention_mask" in made.stderr
+    looked = run_data("check", tmp_path / "p_text_document", "--tokenizer", tokenizer_folder, "--workers", "1")
+    assert looked.returncode == 1 and "end token in text: 11" in looked.stdout
+    assert "p_text_document, 1: token 0, which ends a document, 2 times" in looked.stdout
+    assert "data.mask_end_of_document_loss" in looked.stdout
+
+
+def test_a_tokenizer_that_makes_no_token_of_the_spelling_is_not_concerned(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\n[\n]\nSEP\n")
+    tokenizer = load_tokenizer(TokenizerSpec("bert_wordpiece", None, str(tmp_path / "vocab.txt")))
+    assert spelled_end_tokens(tokenizer) == ()
+    assert "</s>" in spelled_end_tokens(None)

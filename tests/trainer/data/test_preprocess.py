@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import multiprocessing
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from data_helpers import ROOT, run_data, texts, write_lines
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.errors import DataError
@@ -27,6 +28,20 @@ from trainer.data.lines import read_pieces
 from trainer.data.sentences import split_sentences
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import load_tokenizer
+
+
+class Source:
+    """Bytes to read in steps."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    @property
+    def position(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int) -> bytes:
+        return self._stream.read(size)
 
 
 def request(folder: Path, tokenizer: Path, **changes: object) -> PreprocessRequest:
@@ -77,15 +92,28 @@ def test_workers_and_pieces_change_no_byte(tmp_path: Path, tokenizer_folder: Pat
 
 
 @given(data=st.binary(max_size=300), size=st.integers(1, 50))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pieces_are_the_file_in_whole_lines(tmp_path: Path, data: bytes, size: int) -> None:
-    (tmp_path / "file").write_bytes(data)
-    with (tmp_path / "file").open("rb") as stream:
-        pieces = list(read_pieces(stream, size))
+@settings(deadline=None)
+def test_pieces_are_the_file_in_whole_lines(data: bytes, size: int) -> None:
+    pieces = list(read_pieces(Source(data), size))
     assert b"".join(piece.data for piece in pieces) == data
     for piece, following in itertools.pairwise(pieces):
         assert piece.data.endswith(b"\n")
         assert following.first_line == piece.first_line + piece.data.count(b"\n")
+        assert piece.end.lines == data[: piece.end.text_bytes].count(b"\n") == following.first_line - 1
+
+
+@given(lengths=st.lists(st.integers(0, 30), max_size=12), size=st.integers(1, 40), limit=st.integers(1, 25))
+@settings(deadline=None)
+def test_a_line_above_the_limit_is_no_part_of_any_piece(lengths: list[int], size: int, limit: int) -> None:
+    lines = [b"x" * length for length in lengths]
+    pieces = list(read_pieces(Source(b"\n".join(lines)), size, limit))
+    found = {piece.first_line: piece.too_long for piece in pieces if piece.too_long}
+    assert found == {n: len(line) + (n < len(lines)) for n, line in enumerate(lines, 1) if len(line) > limit}
+    kept = dict(line for piece in pieces for line in enumerate(piece.data.split(b"\n"), piece.first_line) if line[1])
+    assert kept == {n: line for n, line in enumerate(lines, 1) if 0 < len(line) <= limit}
+    assert max((len(piece.data) for piece in pieces), default=0) <= limit + size
+    if pieces:
+        assert pieces[-1].end.text_bytes == len(b"\n".join(lines))
 
 
 def test_without_the_end_token_and_with_another_key(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -1,0 +1,243 @@
+"""Input of every kind: compressed, cut off, damaged, too long, of another encoding. Never a silently short read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import subprocess
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from backports import zstd
+from data_helpers import run_data, texts, write_lines
+
+from trainer.data.check import check_raw
+from trainer.data.errors import DataError, InputFault
+from trainer.data.indexed import bin_path, idx_path
+from trainer.data.lines import MIB, read_pieces
+from trainer.data.pool import map_in_order
+from trainer.data.text_file import TextFile
+from trainer.data.tokenize import PreprocessRequest, preprocess
+
+CHECKED = {zstd.CompressionParameter.checksum_flag: True}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": lambda data: gzip.compress(data, mtime=0),
+    "xz": lzma.compress,
+    "zst": lambda data: zstd.compress(data, options=CHECKED),
+}
+
+
+def read_all(path: Path, step: int = 1000) -> bytes:
+    with TextFile(path) as stream:
+        return b"".join(iter(lambda: stream.read(step), b""))
+
+
+def pair_bytes(tmp_path: Path, source: Path, tokenizer: Path, name: str) -> tuple[bytes, bytes]:
+    asked = PreprocessRequest(source, tokenizer, str(tmp_path / name))
+    preprocess(asked)
+    return bin_path(asked.prefix).read_bytes(), idx_path(asked.prefix).read_bytes()
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_compressed_input_gives_the_same_everywhere(tmp_path: Path, tokenizer_folder: Path, kind: str) -> None:
+    plain = write_lines(tmp_path / "in.jsonl", texts(900))
+    lines = plain.read_bytes().splitlines(keepends=True)
+    packed = tmp_path / f"in.jsonl.{kind}"
+    members = [b"".join(lines[begin : begin + 300]) for begin in (0, 300, 600)]
+    packed.write_bytes(b"".join(map(PACK[kind], members)) + bytes(4096))
+    nameless = tmp_path / "dump"
+    nameless.write_bytes(PACK[kind](plain.read_bytes()))
+    assert read_all(packed, 7) == read_all(nameless) == plain.read_bytes()
+    wanted = pair_bytes(tmp_path, plain, tokenizer_folder, "plain")
+    assert pair_bytes(tmp_path, packed, tokenizer_folder, "packed") == wanted
+    heard: list[int] = []
+    report = check_raw(packed, on_bytes=heard.append)
+    assert (report.documents, report.symbols) == (900, check_raw(plain).symbols)
+    assert 0 < sum(heard) <= packed.stat().st_size
+
+
+def test_a_tokenizer_learns_the_same_from_compressed_text(tmp_path: Path) -> None:
+    plain = write_lines(tmp_path / "in.jsonl", texts(900))
+    packed = tmp_path / "in.jsonl.zst"
+    packed.write_bytes(PACK["zst"](plain.read_bytes()))
+    made = [
+        json.loads(
+            run_data(
+                "tokenizer", "--vocab-size", "300", "--json", "--corpus", path, "--out", path.with_suffix(".t")
+            ).stdout
+        )
+        for path in (plain, packed)
+    ]
+    assert made[0]["digest"] == made[1]["digest"]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_no_cut_and_no_flipped_bit_gives_other_text(tmp_path: Path, kind: str) -> None:
+    text = b"".join(b'{"text": "%d"}\n' % number for number in range(9))
+    sound = PACK[kind](text)
+    path = tmp_path / f"in.jsonl.{kind}"
+    for length in range(len(sound)):
+        path.write_bytes(sound[:length])
+        with pytest.raises(InputFault, match=r"in\.jsonl\.\w+ (is cut off|is empty|does not begin)") as caught:
+            read_all(path)
+        assert "\n" not in str(caught.value)
+    faults = 0
+    for bit in range(8 * len(sound)):
+        data = bytearray(sound)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            assert read_all(path) == text, bit
+        except InputFault:
+            faults += 1
+    assert faults > 7 * len(sound)
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_the_place_of_the_damage_is_named(tmp_path: Path, kind: str) -> None:
+    first, second = (PACK[kind](b'{"text": "a"}\n' * 5) for _ in range(2))
+    path = tmp_path / f"in.jsonl.{kind}"
+    path.write_bytes(first + second[:-3])
+    with pytest.raises(
+        InputFault,
+        match=rf"cut off: the file ends at byte {len(first + second) - 3}, in the .* data that begins at byte {len(first)}, after (5|10) whole lines",
+    ):
+        read_all(path)
+    path.write_bytes(first + b"{}\n")
+    with pytest.raises(
+        InputFault, match=rf"what begins at byte {len(first)} is no .* 5 whole lines .*head -c {len(first)}"
+    ):
+        read_all(path)
+    path.write_bytes(first + second[:-9] + bytes([second[-9] ^ 255]) + second[-8:])
+    with pytest.raises(InputFault, match=rf"damaged before byte .* begins at byte {len(first)}, after"):
+        read_all(path)
+
+
+def test_damage_is_no_line_to_be_skipped(tmp_path: Path, tokenizer_folder: Path) -> None:
+    plain = write_lines(tmp_path / "in.jsonl", texts(2000))
+    (tmp_path / "in.gz").write_bytes(gzip.compress(plain.read_bytes())[:-100])
+    for command in (
+        ["preprocess", "--skip-bad-lines", "--output-prefix", tmp_path / "out", "--workers", "1", "--input"],
+        ["check", "--raw", "--workers", "1"],
+        ["tokenizer", "--out", tmp_path / "t", "--corpus"],
+    ):
+        words = ["--tokenizer", tokenizer_folder] if command[0] == "preprocess" else []
+        done = run_data(*command, tmp_path / "in.gz", *words)
+        assert done.returncode == 1 and "in.gz is cut off" in done.stderr.splitlines()[-1], done.stderr
+        assert done.stdout == "" and "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gz", "in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("in.jsonl.gz", b'{"text": "a"}\n', "does not begin as gzip does, though its name says gzip"),
+        ("in.zst", b"", "is empty, though its name says zstd"),
+        ("in.jsonl", b"BZh91AY&SY", "is a bzip2 file"),
+        ("in.jsonl", b"PK\x03\x04....", "is a zip archive"),
+        ("in.jsonl", b"PAR1....", "is a Parquet file"),
+    ],
+)
+def test_what_is_not_read_is_told(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputFault, match=words):
+        read_all(tmp_path / name)
+
+
+def test_a_name_that_says_another_compression_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "in.gz").write_bytes(lzma.compress(b"text\n"))
+    assert read_all(tmp_path / "in.gz") == b"text\n"
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("kind", ["", "gz"])
+def test_another_encoding_is_named_and_its_fix_works(tmp_path: Path, codec: str, kind: str) -> None:
+    text = '{"text": "Grüße, 世界"}\r\n' * 3
+    data = text.encode(codec)
+    path = tmp_path / f"my in.jsonl{kind and '.' + kind}"
+    path.write_bytes(PACK[kind](data) if kind else data)
+    with pytest.raises(InputFault, match=f"is {codec[:6].upper()}, .*-endian.* convert it: ") as caught:
+        read_all(path)
+    command = str(caught.value).partition("convert it: ")[2]
+    subprocess.run(command, shell=True, check=True)
+    assert (tmp_path / "utf8-my in.jsonl").read_text("utf-8-sig") == text.replace("\r\n", "\n")
+
+
+def test_a_mark_of_utf_8_is_read_and_broken_utf_8_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    line = '{"text": "Grüße"}\n'
+    path.write_bytes(b"\xef\xbb\xbf" + line.encode())
+    (tmp_path / "bare.jsonl").write_text(line, encoding="utf-8")
+    assert pair_bytes(tmp_path, path, tokenizer_folder, "one") == pair_bytes(
+        tmp_path, tmp_path / "bare.jsonl", tokenizer_folder, "two"
+    )
+    path.write_bytes(line.encode() + line.encode("latin-1"))
+    with pytest.raises(InputFault, match=r"line 2: not UTF-8 text \(0xfc at byte 13 of the line\)"):
+        preprocess(PreprocessRequest(path, tokenizer_folder, str(tmp_path / "three")))
+    path.write_bytes(line.encode() + line.encode("utf-16-le"))
+    with pytest.raises(InputFault, match=r"line 2: not UTF-8 text|line 2: .*zero bytes"):
+        preprocess(PreprocessRequest(path, tokenizer_folder, str(tmp_path / "three")))
+
+
+def test_a_line_above_the_limit_is_named_and_can_be_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:
+    lines = ['{"text": "alpha"}\n', '{"text": "' + "beta " * 300_000 + '"}\n', '{"text": "gamma"}\n']
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    asked = PreprocessRequest(tmp_path / "in.jsonl", tokenizer_folder, str(tmp_path / "out"), max_line_mib=1)
+    with pytest.raises(InputFault, match=r"in.jsonl, line 2: 1,500,013 bytes long, .* --max-line-mib to 2;") as caught:
+        preprocess(asked)
+    assert "\n" not in str(caught.value)
+    report = preprocess(PreprocessRequest(**{**vars(asked), "skip_bad_lines": True}))
+    assert (report.documents, report.bad_lines, report.input_bytes) == (2, 1, sum(map(len, lines)))
+    found = check_raw(tmp_path / "in.jsonl", max_line_mib=1)
+    assert found.counts == {"bad_line": 1} and found.examples[0].place == 2
+    done = run_data("tokenizer", "--corpus", tmp_path / "in.jsonl", "--out", tmp_path / "t", "--max-line-mib", "1")
+    assert done.returncode == 1 and "line 2: 1,500,013 bytes long" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_small_file_that_unfolds_to_one_huge_line_takes_little_memory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(PACK[kind](bytes(40 * MIB)))
+    tracemalloc.start()
+    try:
+        with TextFile(path) as stream:
+            pieces = list(read_pieces(stream, max_line_bytes=MIB))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [(len(piece.data), piece.too_long) for piece in pieces] == [(0, 40 * MIB)]
+    assert peak < 16 * MIB  # xz itself takes 8
+
+
+def _upper(state: str, piece: bytes) -> bytes:
+    return piece.upper()
+
+
+def test_large_pieces_wait_until_there_is_room(tmp_path: Path) -> None:
+    drawn: list[bytes] = []
+    sizes = [1, 1, 1, 9, 9, 1, 20, 1, 1]
+
+    def pieces() -> Iterator[bytes]:
+        for size in sizes:
+            drawn.append(b"a" * size)
+            yield drawn[-1]
+
+    results = map_in_order(
+        _upper, pieces(), set_up=str, arguments=(), workers=2, doing="testing", size_of=len, most_bytes=10
+    )
+    ahead = []
+    for done, result in enumerate(results):
+        assert result == b"A" * sizes[done]
+        ahead.append(sum(map(len, drawn[done:])))
+    # The piece that was drawn last waits for room; with those under way it is at most twice the limit, or alone.
+    assert max(ahead) <= 10 + max(sizes) and len(ahead) == len(sizes)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        TextFile(tmp_path / "none.gz")
+    with pytest.raises(DataError, match=r"reading .*: Is a directory"):
+        TextFile(tmp_path)

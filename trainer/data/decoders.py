@@ -1,0 +1,118 @@
+"""The kinds of compression that are read, behind the one interface that lzma's decompressor has. No files here."""
+
+from __future__ import annotations
+
+import lzma
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+XZ_MEMORY_LIMIT = 256 << 20  # bytes that a decoder may take; the strongest usual setting, -9, takes 65 MiB
+ZSTD_SKIPPABLE = tuple(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))
+MAGIC_BYTES = 6  # the longest beginning below
+
+
+class Decoder(Protocol):
+    """Decompresses one member, in steps of bounded size."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _GzipDecoder:
+    """zlib's decompressor for one gzip member, checksum included."""
+
+    def __init__(self) -> None:
+        self._engine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._engine.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._engine.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._engine.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._engine.decompress(self._engine.unconsumed_tail + data, max_length)
+
+
+def _xz_decoder() -> Decoder:
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
+
+
+def _zstd() -> Any:
+    """The standard library's module, which Pythons before 3.14 have as a package. Raises ImportError."""
+    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def _zstd_decoder() -> Decoder:
+    return cast(Decoder, _zstd().ZstdDecompressor())
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A kind of compression: its name, the ends of names of its files, how its members begin, and its tools."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    magics: tuple[bytes, ...]
+    decoder: Callable[[], Decoder]
+    to_stdout: str  # the command that prints the text of a file
+    smaller: str  # the command that compresses so that any decoder has the memory
+
+
+GZIP = Compression("gzip", (".gz", ".gzip"), (b"\x1f\x8b",), _GzipDecoder, "gzip -dc", "gzip")
+XZ = Compression("xz", (".xz",), (b"\xfd7zXZ\x00",), _xz_decoder, "xz -dc", "xz -6")
+ZSTD = Compression(
+    "zstd", (".zst", ".zstd"), (b"\x28\xb5\x2f\xfd", *ZSTD_SKIPPABLE), _zstd_decoder, "zstd -dc", "zstd -19"
+)
+KINDS = (GZIP, XZ, ZSTD)
+
+# What people name by mistake: told by name, for each would otherwise be a faulty first line.
+_OTHER_KINDS = (
+    (b"BZh", "a bzip2 file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (b"\x04\x22\x4d\x18", "an lz4 file"),
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "an Arrow file"),
+)
+
+
+def compression_of(head: bytes) -> Compression | None:
+    """The kind of compression of what begins with `head` (MAGIC_BYTES of it)."""
+    return next((kind for kind in KINDS if head.startswith(kind.magics)), None)
+
+
+def named_compression(name: str) -> Compression | None:
+    """The kind of compression that the name of a file promises."""
+    return next((kind for kind in KINDS if name.lower().endswith(kind.suffixes)), None)
+
+
+def other_kind(head: bytes) -> str | None:
+    """What a file is that begins with `head`, where it is of a known kind that is not read."""
+    return next((what for magic, what in _OTHER_KINDS if head.startswith(magic)), None)
+
+
+def decoding_errors() -> tuple[type[Exception], ...]:
+    """What decoders raise over damaged data."""
+    try:
+        return (zlib.error, lzma.LZMAError, _zstd().ZstdError)
+    except ImportError:
+        return (zlib.error, lzma.LZMAError)

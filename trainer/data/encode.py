@@ -1,0 +1,134 @@
+"""Pieces of JSON lines -> token ids: what each process that tokenizes does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.indexed import dtype_for_vocabulary
+from trainer.data.lines import BadLine, Piece, Place, texts_of
+from trainer.data.sentences import split_sentences
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+
+FAULTS_SHOWN = 20
+LINES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A piece's sequences: tokens back to back, length of each, which of them end a document; and faulty lines.
+
+    `ends_in_text`: numbers of the lines whose text spells out the token that ends a document. `end`: the place in the
+    input behind the piece, `file_bytes` what was used of the file for it.
+    """
+
+    tokens: bytes
+    lengths: npt.NDArray[np.int32]
+    document_ends: npt.NDArray[np.int64]
+    empty_texts: int
+    faults: tuple[str, ...]
+    ends_in_text: tuple[int, ...]
+    end: Place
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What a process that tokenizes holds for its whole life."""
+
+    tokenizer: Tokenizer
+    json_key: str = "text"
+    append_eod: bool = True
+    sentences: bool = False
+    keep_newlines: bool = False
+
+    @classmethod
+    def load(
+        cls, tokenizer: Path | TokenizerSpec, json_key: str, append_eod: bool, sentences: bool, keep_newlines: bool
+    ) -> Encoder:
+        """The encoder with a tokenizer of its own. Raises DataError when the tokenizer cannot be loaded."""
+        return cls(load_tokenizer(tokenizer), json_key, append_eod, sentences, keep_newlines)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What was noticed in the pieces of an input so far, and the place behind them. The first few of each are told."""
+
+    end: Place = field(default_factory=Place)
+    empty_texts: int = 0
+    bad_lines: int = 0
+    bad_line_reports: tuple[str, ...] = ()
+    documents_with_end_token: int = 0
+    end_token_lines: tuple[int, ...] = ()
+
+    def and_of(self, encoded: Encoded) -> Tally:
+        """This tally with that of the next piece."""
+        return Tally(
+            end=encoded.end,
+            empty_texts=self.empty_texts + encoded.empty_texts,
+            bad_lines=self.bad_lines + len(encoded.faults),
+            bad_line_reports=(*self.bad_line_reports, *encoded.faults)[:FAULTS_SHOWN],
+            documents_with_end_token=self.documents_with_end_token + len(encoded.ends_in_text),
+            end_token_lines=(*self.end_token_lines, *encoded.ends_in_text)[:LINES_SHOWN],
+        )
+
+
+def encode_piece(encoder: Encoder, piece: Piece) -> Encoded:
+    """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by number."""
+    texts: list[tuple[int, str]] = []
+    faults: list[str] = []
+    empty = 0
+    for number, text in texts_of(piece, encoder.json_key):
+        if isinstance(text, BadLine):
+            faults.append(f"line {number}: {text.reason}")
+        elif text:
+            texts.append((number, text))
+        else:
+            empty += 1
+    parts = [split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text] for _, text in texts]
+    ids = iter(encoder.tokenizer.encode_batch([part for text in parts for part in text]))
+    sequences: list[list[int]] = []
+    document_ends: list[int] = []
+    numbers: list[int] = []
+    for (number, _), sentences in zip(texts, parts, strict=True):
+        # A text that the tokenizer's normaliser empties is an empty text too.
+        kept = [tokens for tokens in (next(ids) for _ in sentences) if tokens]
+        if not kept:
+            empty += 1
+            continue
+        if encoder.append_eod:
+            kept[-1].append(encoder.tokenizer.eod_id)
+        sequences += kept
+        document_ends.append(len(sequences))
+        numbers.append(number)
+    dtype = dtype_for_vocabulary(encoder.tokenizer.vocabulary_size)
+    tokens = np.concatenate([np.array([], dtype), *(np.array(sequence, dtype=dtype) for sequence in sequences)])
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int32)
+    ends = np.array(document_ends, dtype=np.int64)
+    spelled = _documents_with(tokens, lengths, ends, encoder.tokenizer.eod_id, encoder.append_eod)
+    return Encoded(
+        tokens=tokens.tobytes(),
+        lengths=lengths,
+        document_ends=ends,
+        empty_texts=empty,
+        faults=tuple(faults),
+        ends_in_text=tuple(numbers[document] for document in spelled),
+        end=piece.end,
+        file_bytes=piece.file_bytes,
+    )
+
+
+def _documents_with(
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int32], ends: npt.NDArray[np.int64], token: int, is_appended: bool
+) -> list[int]:
+    """Numbers of the documents that hold `token`; where it `is_appended` to each, its last place does not count."""
+    places = np.flatnonzero(tokens == token)
+    last = np.cumsum(lengths, dtype=np.int64)[ends - 1] - 1
+    if is_appended:
+        places = np.setdiff1d(places, last, assume_unique=True)
+    found: list[int] = np.unique(np.searchsorted(last, places)).tolist()
+    return found
