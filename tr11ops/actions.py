@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tr11ops.cluster.base import Job
+from tr11ops.exclusion_limit import ExclusionLimit
 from tr11ops.snapshot import Observed
 
 
@@ -44,7 +45,7 @@ class Exclude(Action):
     """Keep a node out of this run, in its list and in what waits; `job_id` is the attempt that it failed in."""
 
     job_id: str = ""
-    most: int = 0
+    limit: ExclusionLimit = ExclusionLimit(0)  # noqa: RUF009  frozen
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,6 @@ class Limits:
     resubmissions: int = 4
     exclusions: int = 4
     cancellations: int = 4
-    cap_percent: float = 10.0
-    needed_nodes: int = 0
-    partition: str = ""
 
     def of(self, action: str) -> int | None:
         """A day's budget; None for what costs nothing."""

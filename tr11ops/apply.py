@@ -238,10 +238,10 @@ class RunEffects:
     def _exclude(self, action: Exclude) -> str:
         done = exclude(
             self.directory, action.subject, why=action.why, owner=AUTOMATIC_OWNER, evidence=action.evidence,
-            days=self.exclusion_days, job_id=action.job_id, most=action.most,
+            days=self.exclusion_days, job_id=action.job_id, limit=action.limit,
         )  # fmt: skip
         if not done:
-            raise NotDone("as many nodes as allowed are excluded (resilience.exclusion_cap_percent)")
+            raise NotDone(str(action.limit))
         failed = project(self.directory, self.scheduler, self.own_jobs, self.nodes, self.user)
         return "excluded" + (f"; {'; '.join(failed)}" if failed else "")
 

@@ -34,9 +34,6 @@ def limits_of(card: RunCard) -> Limits:
         resubmissions=card.watch.resubmissions_per_day,
         exclusions=card.watch.exclusions_per_day,
         cancellations=card.watch.cancellations_per_day,
-        cap_percent=card.resilience.exclusion_cap_percent,
-        needed_nodes=card.slurm.nodes + card.slurm.spare_nodes,
-        partition=card.slurm.partition or "",
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.exclusion_limit import ExclusionLimit
 from tr11ops.journal import Journal, Ledger
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Exclusion
@@ -54,12 +55,6 @@ def due_for_recheck(exclusions: Iterable[Exclusion], now: float) -> tuple[Exclus
     return tuple(sorted(due, key=lambda entry: (entry.until or 0.0, entry.node)))
 
 
-def most_exclusions(partition_nodes: int, needed_nodes: int, cap_percent: float) -> int:
-    """How many nodes of a partition may be excluded: a share of it (rounded up), and never into what a run needs."""
-    share = -int(-partition_nodes * cap_percent // 100)
-    return max(0, min(share, partition_nodes - needed_nodes))
-
-
 def check_node_name(node: str) -> None:
     """Raises ExclusionError for a text that cannot be one node's name (blanks, brackets, commas, shell signs)."""
     if not _NODE_NAME.fullmatch(node):
@@ -96,10 +91,12 @@ def exclude(
     evidence: tuple[str, ...] = (),
     days: float | None,
     job_id: str = "",
-    most: int | None = None,
+    limit: ExclusionLimit | None = None,
+    forced: bool = False,
 ) -> bool:
-    """Put a node on the ledger, due for a check after `days` (None: never); False when `most` others are on it already.
+    """Put a node on the ledger, due for a check after `days` (None: never); False when the limit forbids it.
 
+    `forced`: a person wants it whatever the limit says, which is kept in the journal.
     A node that is on it already stays there: the later expiry holds, evidence is added, who was first stays the owner.
     Raises ExclusionError for an impossible name or number, OSError as the file system does.
     """
@@ -113,7 +110,8 @@ def exclude(
     def change(version: Version) -> tuple[Exclusion, ...] | None:
         old = version.find(node)
         others = tuple(entry for entry in version.exclusions if entry.node != node)
-        if old is None and most is not None and len(others) >= most:
+        full = limit is not None and limit.forbids(node, (entry.node for entry in others))
+        if old is None and full and not forced:
             return None
         return (*others, fresh if old is None else _renewed(old, fresh))
 
@@ -122,6 +120,7 @@ def exclude(
         return False
     entry = done.find(node) or fresh
     data = {"node": node, "until": entry.until, "evidence": list(fresh.evidence), "job_id": job_id, "owner": owner}
+    data |= {"forced": True} if forced else {}
     _note(directory, EXCLUDED, why, data, owner)
     return True
 

@@ -35,7 +35,7 @@ class OperationFacts:
 
     partition: str = ""
     allocated_nodes: int | None = None
-    exclusion_cap_percent: float = 10.0
+    exclusion_cap_percent: float | None = None
     longest_queue_seconds: float = 3600.0
     tasks_left: int = 2
     clock_skew_seconds: float = 30.0

@@ -27,8 +27,9 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.deeds import Past, Standing
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.detect.zombie import batch_host
-from tr11ops.exclusions import most_exclusions
+from tr11ops.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.launch.repair import plan_repair
 from tr11ops.snapshot import Snapshot, Unknown, known
 from tr11ops.units import duration
@@ -254,21 +255,15 @@ def _exclude(draft: _Draft, blame: Blame) -> None:
     planned = {action.subject for action in draft.actions if isinstance(action, Exclude)}
     if blame.node in listed | planned:
         return
+    limit = exclusion_limit(draft.snapshot) or ExclusionLimit(0)
     action = Exclude(
         blame.node, blame.why, f"exclude:{blame.node}:{blame.job_id}", blame.evidence,
-        f"`tr11 nodes include {blame.node}`", blame.job_id, _cap(draft),
+        f"`tr11 nodes include {blame.node}`", blame.job_id, limit,
     )  # fmt: skip
-    if len(listed | planned) >= action.most:
-        draft.withheld.append(f"{action.words()}; not done: as many nodes as allowed are excluded (resilience)")
+    if limit.forbids(blame.node, listed | planned):
+        draft.withheld.append(f"{action.words()}; not done: {limit}; by hand: `{way_past(blame.node)}`")
     else:
         draft.propose(action)
-
-
-def _cap(draft: _Draft) -> int:
-    """Most nodes that may be excluded: the card's share of the partition, and never into what the run needs."""
-    partition = draft.limits.partition
-    nodes = [node for node in known(draft.snapshot.nodes, ()) if not partition or partition in node.partitions]
-    return most_exclusions(len(nodes), draft.limits.needed_nodes, draft.limits.cap_percent)
 
 
 def _hold_doomed(draft: _Draft) -> None:

@@ -88,9 +88,10 @@ class ResilienceSection(Section):
     exclusion_days: float = Field(
         default=14, gt=0, le=3650, description="how long an exclusion lasts before the node is checked again"
     )
-    exclusion_cap_percent: float = Field(
-        default=10, ge=0, le=100, description="of the partition's nodes; never below the nodes needed"
-    )
+    exclusion_cap_percent: float | None = Field(
+        default=None, ge=0, le=100,
+        description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
+    )  # fmt: skip
     check_scripts: list[str] = Field(
         default=[], description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown"
     )

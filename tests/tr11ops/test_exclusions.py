@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from tr11ops import exclusions, versioned
 from tr11ops.evidence import read_exclusions
+from tr11ops.exclusion_limit import ExclusionLimit
 from tr11ops.exclusions import (
     ExclusionError,
     due_for_recheck,
     exclude,
     history,
     include,
-    most_exclusions,
     read_version,
     record_check,
 )
@@ -82,11 +82,11 @@ def test_a_node_that_is_on_it_stays_and_the_evidence_grows(directory: RunDirecto
 
 
 def test_the_cap_refuses_new_nodes_only(directory: RunDirectory) -> None:
-    assert exclude(directory, "x01", why="", owner="tr11", days=1, most=2)
-    assert exclude(directory, "x02", why="", owner="tr11", days=1, most=2)
-    assert not exclude(directory, "x03", why="", owner="tr11", days=1, most=2)
-    assert exclude(directory, "x01", why="again", owner="tr11", days=1, most=2)
-    assert not exclude(directory, "x04", why="", owner="tr11", days=1, most=0)
+    assert exclude(directory, "x01", why="", owner="tr11", days=1, limit=ExclusionLimit(2))
+    assert exclude(directory, "x02", why="", owner="tr11", days=1, limit=ExclusionLimit(2))
+    assert not exclude(directory, "x03", why="", owner="tr11", days=1, limit=ExclusionLimit(2))
+    assert exclude(directory, "x01", why="again", owner="tr11", days=1, limit=ExclusionLimit(2))
+    assert not exclude(directory, "x04", why="", owner="tr11", days=1, limit=ExclusionLimit(0))
     assert names(directory) == ["x01", "x02"]
 
 
@@ -275,27 +275,23 @@ def test_any_course_of_changes_is_that_of_a_dictionary(course: list[tuple[bool, 
         for is_exclude, node, most in course:
             if is_exclude:
                 allowed = node in model or most is None or len(model) < most
-                assert exclude(directory, node, why="w", owner="tr11", days=1, most=most) == allowed
+                assert (
+                    exclude(
+                        directory,
+                        node,
+                        why="w",
+                        owner="tr11",
+                        days=1,
+                        limit=None if most is None else ExclusionLimit(most),
+                    )
+                    == allowed
+                )
                 model |= {node} if allowed else set()
             else:
                 assert include(directory, node, why="w", owner="me") == (node in model)
                 model -= {node}
             assert names(directory) == sorted(model)
         assert read_journal(directory.journal).is_sound
-
-
-@given(st.integers(0, 400), st.integers(0, 400), st.floats(0, 100, allow_nan=False))
-def test_the_cap_never_reaches_into_what_is_needed(partition: int, needed: int, percent: float) -> None:
-    most = most_exclusions(partition, needed, percent)
-    assert most >= 0 and (most == 0 or partition - most >= needed)
-    assert most <= partition * percent / 100 + 1
-
-
-def test_the_cap_of_the_real_cluster() -> None:
-    assert most_exclusions(52, 48, 10) == 4
-    assert most_exclusions(500, 48, 10) == 50
-    assert most_exclusions(6, 2, 10) == 1
-    assert most_exclusions(48, 48, 10) == 0
 
 
 def test_due_are_those_whose_time_is_over() -> None:

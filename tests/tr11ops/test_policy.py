@@ -36,7 +36,7 @@ SENT = Submission(
     "20220420-000000-00000000", "1000", "slurm", NOW - 10 * DAY, "ana", "h", "tr11-176B-ml", "main", "1-10%1", 48, "x"
 )
 SCENE = Circumstances(user="ana", holder=None)
-LIMITS = Limits(needed_nodes=48, cap_percent=10)
+LIMITS = Limits()
 SPARE = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 61))
 SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW, "")  # type: ignore[arg-type]
 
@@ -142,7 +142,7 @@ def test_a_days_budget_ends() -> None:
 def test_a_zombie_ends_and_its_host_is_excluded_before_it_is_forgotten() -> None:
     found = decide(zombie(jobs=(running(), pending())))
     assert words(found) == [("exclude", "n01"), ("cancel", "1007")]
-    assert isinstance(found.actions[0], Exclude) and found.actions[0].most == 6
+    assert isinstance(found.actions[0], Exclude) and found.actions[0].limit.most == 6
 
 
 def test_a_zombie_with_nothing_behind_it_is_followed_by_a_launch_in_the_same_pass() -> None:

@@ -21,7 +21,8 @@ from tr11ops.agent.step import LineTee
 from tr11ops.agent.waiting import Ordering, WaitingWork
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.evidence import cause, observed, read_exclusions
-from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, include, most_exclusions, read_version
+from tr11ops.exclusion_limit import ExclusionLimit, way_past
+from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, include, read_version
 from tr11ops.journal import Journal
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
@@ -66,7 +67,7 @@ class Remedy:
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="remedy")
         self._pending: list[Future[object]] = []
         self._held: Future[tuple[tuple[str, ...], bool]] | None = None
-        self._partition_nodes: int | None = None
+        self._partition_nodes: tuple[str, ...] | None = None
         self.refused: list[Refused] = []
 
     # ------------------------------------------------------------------ nodes
@@ -101,7 +102,7 @@ class Remedy:
                 evidence=found.evidence,
                 days=resilience.exclusion_days,
                 job_id=self._attempt.job_id,
-                most=self._most(),
+                limit=self._limit(),
             )
         except (OSError, ExclusionError) as error:
             self.refused.append(Refused(node, f"the run's list cannot be written: {cause(error)}"))
@@ -110,10 +111,9 @@ class Remedy:
         if done:
             self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
         else:
-            self.refused.append(Refused(node, "as many nodes as allowed are already"))
-            self._tee.line(
-                f"tr11: {node} is not excluded: as many nodes as allowed are (resilience.exclusion_cap_percent)"
-            )
+            why = f"{self._limit()}; to exclude it all the same: `{way_past(node)}`"
+            self.refused.append(Refused(node, why))
+            self._tee.line(f"tr11: {node} is not excluded: {why}")
         return done
 
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
@@ -145,14 +145,15 @@ class Remedy:
             self._tee.line(f"tr11: the scheduler does not tell the size of its partitions: {error}")
             return
         named = [one for one in partitions if one.name == self._attempt.partition]
-        self._partition_nodes = len(named[0].node_names) if named else None
+        self._partition_nodes = named[0].node_names if named else None
 
-    def _most(self) -> int:
-        """Most nodes that may be excluded; one where it is not known how many there are."""
+    def _limit(self) -> ExclusionLimit:
+        """How many nodes may be excluded; one where it is not known how many there are."""
         if self._partition_nodes is None:
-            return 1
-        total = self._partition_nodes
-        return most_exclusions(total, self._attempt.allocated, self._attempt.config.resilience.exclusion_cap_percent)
+            return ExclusionLimit(1)
+        card = self._attempt.config
+        percent = card.resilience.exclusion_cap_percent
+        return ExclusionLimit.of(self._partition_nodes, card.slurm.allocated_nodes, percent)
 
     # ------------------------------------------------------------------ the waiting work
     def hold(self) -> None:

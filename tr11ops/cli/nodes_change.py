@@ -33,6 +33,7 @@ from tr11ops.cli.nodes_view import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tr11ops.exclusion_limit import ExclusionLimit
     from tr11ops.nodes.view import QueueChange
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names or host lists: jean-zay-iam[01-03].")]
@@ -51,6 +52,9 @@ def exclude(
     evidence: Annotated[
         list[str] | None, typer.Option("--evidence", metavar="LINE", help="What was seen; may be repeated.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also beyond resilience.exclusion_cap_percent; --reason is kept.")
+    ] = False,
     report: ReportOption = None,
     dry_run: DryOption = False,
     yes: YesOption = False,
@@ -60,7 +64,8 @@ def exclude(
 ) -> None:
     """Keep the run off these nodes: from now on, and in the work that is queued already, which keeps its place.
 
-    A running job is not touched. Never so many that the run has too few nodes left (resilience.exclusion_cap_percent).
+    A running job is not touched. Never so many that the run has too few nodes left (resilience.exclusion_cap_percent),
+    unless a person forces it with a reason.
 
     [bold]Examples[/bold]
 
@@ -76,11 +81,14 @@ def exclude(
     lasting = desk.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
         raise Refusal(f"--days {lasting:g}: must be above 0 and at most 36500", exit_code=2)
-    most = _most(desk)
-    _refuse_too_many(desk, names, most)
+    limit = _limit(desk)
+    if force and not why.strip():
+        raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
+    if not force:
+        _refuse_too_many(desk, names, limit)
     changes = desk.queue_preview(add=names)
     lines = [f"exclude {name} for {lasting:g} days{_already(desk, name)}" for name in names]
-    lines += [*_queue_lines(changes), *_running_lines(desk, names)]
+    lines += [*_queue_lines(changes), *_running_lines(desk, names), *(_left_lines(desk, names, limit) if force else ())]
     for line in lines:
         say(line)
     failed: list[str] = []
@@ -88,33 +96,43 @@ def exclude(
         agree(f"Exclude {len(names)} nodes?" if len(names) > 1 else f"Exclude {names[0]}?", yes)
         for name in names:
             done = put_on(
-                desk.directory, name, why=why, owner=desk.user, evidence=tuple(evidence or ()), days=lasting, most=most
-            )
+                desk.directory, name, why=why, owner=desk.user, evidence=tuple(evidence or ()), days=lasting,
+                limit=limit, forced=force,
+            )  # fmt: skip
             if not done:
-                failed.append(f"{name}: somebody else has excluded nodes meanwhile, and {most} are the most allowed")
+                failed.append(f"{name}: somebody else has excluded nodes meanwhile: {limit}")
         failed += apply_to_queue(desk)
         if report is not None:
             write_note(desk, names, report)
     _finish("would-exclude" if dry_run else "excluded", names, changes, failed, as_json)
 
 
-def _most(desk: Desk) -> int:
-    from tr11ops.exclusions import most_exclusions
+def _limit(desk: Desk) -> ExclusionLimit:
+    from tr11ops.exclusion_limit import ExclusionLimit
 
-    percent = desk.card.resilience.exclusion_cap_percent
-    return most_exclusions(len(desk.partition_nodes), desk.card.slurm.nodes, percent)
+    names = [node.name for node in desk.partition_nodes]
+    return ExclusionLimit.of(names, desk.card.slurm.allocated_nodes, desk.card.resilience.exclusion_cap_percent)
 
 
-def _refuse_too_many(desk: Desk, names: Sequence[str], most: int) -> None:
+def _refuse_too_many(desk: Desk, names: Sequence[str], limit: ExclusionLimit) -> None:
+    """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
+    from tr11ops.exclusion_limit import way_past
+
     ours = {entry.node for entry in desk.exclusions}
-    total = len(ours | set(names))
-    if total > max(most, len(ours)):
-        percent = desk.card.resilience.exclusion_cap_percent
+    total = limit.counted(ours | set(names))
+    if total > max(limit.most, limit.counted(ours)):
+        fresh = [name for name in names if name not in ours]
         raise Refusal(
-            f"{total} nodes would be excluded, {most} are the most allowed: {percent:g} % of the partition's "
-            f"{len(desk.partition_nodes)} nodes, and never into the {desk.card.slurm.nodes} that the run needs; "
-            "include others first, or raise resilience.exclusion_cap_percent"
+            f"{total} nodes would be excluded: {limit}; include others first, or `{way_past(','.join(fresh))}`"
         )
+
+
+def _left_lines(desk: Desk, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
+    """What is left for the run where a person excludes more than the limit."""
+    usable = [node.name for node in desk.partition_nodes if node.is_usable]
+    left = len(set(usable) - {entry.node for entry in desk.exclusions} - set(names))
+    short = f", too few for an attempt, which needs {limit.needed}: it waits" if left < limit.needed else ""
+    return [f"--force: {limit}; {left} usable nodes are left{short}"]
 
 
 def _already(desk: Desk, name: str) -> str:

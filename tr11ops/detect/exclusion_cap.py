@@ -9,11 +9,12 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
     bad_nodes,
     excluded_nodes,
-    exclusions_allowed,
+    exclusion_limit,
     nodes_of_partition,
     partition_of,
     usable_nodes,
 )
+from tr11ops.exclusion_limit import way_past
 from tr11ops.snapshot import Snapshot, Unknown
 
 NAME = "exclusion-cap"
@@ -32,8 +33,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
-    allowed = exclusions_allowed(snapshot)
-    percent = snapshot.run.operation.exclusion_cap_percent
+    limit = exclusion_limit(snapshot)
     for node, why in sorted(bad_nodes(snapshot).items()):
         yield Finding(
             NAME,
@@ -42,7 +42,8 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
             subject=node,
             evidence=(
                 *((why,) if why else ()),
-                f"resilience.exclusion_cap_percent = {percent:g} lets {allowed} be excluded at most",
+                str(limit),
+                f"to exclude it all the same: `{way_past(node)}`",
             ),
             fix=signs.command(snapshot, f"nodes check {node}"),
             identity=(node,),
@@ -53,10 +54,10 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     excluded = excluded_nodes(snapshot)
     in_partition = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
     names = sorted(excluded & in_partition)
-    allowed = exclusions_allowed(snapshot)
-    if not names or allowed is None:
+    limit = exclusion_limit(snapshot)
+    if not names or limit is None:
         return
-    left = allowed - len(names)
+    left = limit.most - len(names)
     usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes or 0
     if left > 1:
         return
@@ -64,7 +65,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
     evidence = (
         f"excluded: {shown}",
-        f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {allowed} may be excluded",
+        f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
         title = f"{counted} excluded, no more may be: the next bad node stops the run"

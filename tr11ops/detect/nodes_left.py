@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tr11ops.cluster.base import Node
-from tr11ops.exclusions import most_exclusions
+from tr11ops.exclusion_limit import ExclusionLimit
 from tr11ops.snapshot import Snapshot, Unknown, known
 
 
@@ -32,12 +32,12 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
 
     Below the cap a node that is not on the list has been let back in; empty also where the cap is not known.
     """
-    allowed, excluded = exclusions_allowed(snapshot), excluded_nodes(snapshot)
-    if allowed is None or isinstance(snapshot.exclusions, Unknown):
+    limit, excluded = exclusion_limit(snapshot), excluded_nodes(snapshot)
+    if limit is None or isinstance(snapshot.exclusions, Unknown):
         return {}
-    names = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
-    if len(excluded & names) < allowed:
+    if limit.counted(excluded) < limit.most:
         return {}
+    names = limit.names or frozenset()
     listed = {entry.node for entry in snapshot.exclusions}
     ends = known(snapshot.launch_ends, ())
     return {node: end.why for end in ends for node in end.blamed if node in names and node not in listed}
@@ -55,10 +55,10 @@ def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
     return sum(node.is_usable and node.name not in excluded for node in nodes)
 
 
-def exclusions_allowed(snapshot: Snapshot) -> int | None:
-    """How many nodes may be excluded by the card's cap; None where that cannot be told."""
+def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
+    """How many nodes may be excluded by the card; None where that cannot be told."""
     needed = snapshot.run.operation.allocated_nodes or snapshot.run.nodes
     if isinstance(snapshot.nodes, Unknown) or not snapshot.nodes or needed is None:
         return None
-    total = len(nodes_of_partition(snapshot, partition_of(snapshot)))
-    return most_exclusions(total, needed, snapshot.run.operation.exclusion_cap_percent)
+    names = [node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))]
+    return ExclusionLimit.of(names, needed, snapshot.run.operation.exclusion_cap_percent)

@@ -119,13 +119,26 @@ def test_queued_work_of_the_run_follows_and_no_other(nodes, bench: LocalBench) -
 
 def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
     answer = nodes("exclude", "local-node[1-2]", "--yes")
-    assert answer.code == 1 and "1 are the most allowed: 10 % of the partition's 4 nodes" in answer.err
+    assert answer.code == 1 and "of the partition's 4 nodes at most 1 may be excluded" in answer.err
     assert nodes("exclude", "local-node[1-3]", "--yes", "--set", "resilience.exclusion_cap_percent=100").code == 1
     assert listed(bench) == []
     assert nodes("exclude", ONE, "--yes").code == 0
     assert nodes("exclude", TWO, "--yes").code == 1
     assert nodes("exclude", ONE, "--yes", "--days", "30").code == 0  # no further node
     assert listed(bench) == [ONE]
+
+
+def test_a_person_may_exclude_more_with_a_reason_which_is_kept(nodes, bench: LocalBench) -> None:
+    assert nodes("exclude", ONE, "--yes").code == 0
+    refused = nodes("exclude", TWO, "--yes")
+    assert refused.code == 1 and f"`tr11 nodes exclude {TWO} --force --reason REASON`" in refused.err
+    assert nodes("exclude", TWO, "--yes", "--force").code == 2, "not without a reason"
+    preview = nodes("exclude", f"{TWO},{THREE}", "--force", "--reason", "smoke", "--dry-run")
+    assert preview.code == 0 and "1 usable nodes are left, too few for an attempt, which needs 2" in preview.err
+    assert nodes("exclude", TWO, "--yes", "--force", "--reason", "smoke").code == 0
+    assert listed(bench) == [ONE, TWO]
+    (event,) = nodes("history", TWO, "--json").json["events"]
+    assert event["forced"] is True and event["why"] == "smoke"
 
 
 @pytest.mark.parametrize("days", ["0", "-3", "nan", "1e9"])
