@@ -30,6 +30,7 @@ from trainer.contract import (
     read_json,
     read_latest,
 )
+from trainer.state_file import open_for_reading
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ def tail_lines(path: Path, size: int) -> tuple[list[str], bool]:
     A line cut by the window, and a last line without its newline (being written), are left out. Invalid UTF-8 is
     replaced. Raises OSError as the file system does.
     """
-    with path.open("rb") as stream:
+    with open_for_reading(path) as stream:
         end = stream.seek(0, os.SEEK_END)
         start = max(0, end - size)
         stream.seek(start)
@@ -280,11 +281,9 @@ def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
             return None
         switch = KillSwitch(path, time=status.st_mtime)
         try:
-            value = json.loads(path.read_bytes()[:65536].decode("utf-8", errors="replace"))
+            value = read_json(path) or {}
         except (OSError, ValueError):
             return switch  # set by a plain `touch`: who and why are not written, but it is set
-        if not isinstance(value, dict):
-            return switch
         when = _number(value, "time", "when") or switch.time
         return KillSwitch(path, _text(value, "who", "user"), when, _text(value, "why", "reason"))
 
@@ -304,7 +303,7 @@ def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission
     if isinstance(tags, Unknown):
         return tags, ()
     for tag in reversed(tags):
-        entry = observed(lambda tag=tag: Submission.read(directory.submission(tag).record))  # type: ignore[misc]
+        entry = observed(lambda tag=tag: directory.read_submission(tag))  # type: ignore[misc]
         if isinstance(entry, Unknown):
             doubts.append(f"submission {tag}: {entry.why}")
         elif entry is not None:

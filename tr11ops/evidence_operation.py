@@ -38,6 +38,7 @@ from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Observed, Unknown, known
 from tr11ops.units import bytes_of
 from trainer.contract import Heartbeat, RunPaths, checkpoint_name, checkpoint_steps, read_json
+from trainer.state_file import open_for_reading
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -332,7 +333,7 @@ def read_clocks(
 
 def _reading(path: Path, what: str) -> Iterator[ClockReading]:
     try:
-        with path.open("rb") as stream:
+        with open_for_reading(path) as stream:
             stamped = os.fstat(stream.fileno()).st_mtime
             value = observed(lambda: _object(stream.read(1 << 16)))
     except FileNotFoundError:

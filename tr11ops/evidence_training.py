@@ -17,6 +17,7 @@ from tr11ops.snapshot import Attempt, Observed, Unknown
 from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import RunPaths, read_json
 from trainer.phases import PhaseRecord, parse_phase
+from trainer.state_file import open_for_reading
 
 if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
@@ -92,7 +93,7 @@ def _phases_of(paths: RunPaths, job_id: str) -> Iterator[Phase]:
 
 
 def _head_lines(path: Path, size: int) -> list[str]:
-    with path.open("rb") as stream:
+    with open_for_reading(path) as stream:
         data = stream.read(size)
     return data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace").split("\n")[:-1]
 

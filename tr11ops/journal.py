@@ -29,12 +29,14 @@ from typing import Any
 
 from tr11ops.rundir import make_shared
 from trainer.contract import host_name
+from trainer.state_file import is_damage
 
 GENESIS = "0" * 64  # what the first entry of a file names as its predecessor
 LOCK_SECONDS = 2.0  # whoever keeps the file for longer is frozen: then we write a file of our own
 CLOCK_MARGIN_SECONDS = 3600.0  # between a writer's clock and the file system's
 BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _TAIL_BYTES = 1 << 16
+LARGEST_BYTES = 256 << 20  # of one writer's file: years of a busy run
 _HASH_BYTES = len(',"hash":""}') + 64  # at the end of a line
 
 
@@ -135,10 +137,11 @@ class Journal:
 
     def _open(self) -> tuple[str, int]:
         """The name and the descriptor of a file that nobody else writes to until the descriptor is closed."""
-        descriptor = _open(self.path)
-        if _lock(descriptor):
+        descriptor = _open_sound(self.path)
+        if descriptor is not None and _lock(descriptor):
             return self.writer, descriptor
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
         own = f"{self.writer}-{os.getpid()}-{threading.get_native_id()}"
         return own, _open(self.folder / f"{own}.jsonl")
 
@@ -196,6 +199,8 @@ def _content_since(path: Path, since: float | None) -> tuple[bytes, bool]:
         if since is not None and status.st_mtime < since - CLOCK_MARGIN_SECONDS:
             return b"", False
         size = status.st_size
+        if size > LARGEST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than any journal has")
         length = size if since is None else min(size, _TAIL_BYTES)
         while True:
             content = _read(descriptor, length, size - length)
@@ -337,10 +342,25 @@ def _last(lines: Iterable[bytes]) -> Entry | None:
 
 
 def _open(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o664)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o664)
     if os.fstat(descriptor).st_uid == os.geteuid():
         os.fchmod(descriptor, 0o664)
     return descriptor
+
+
+def _open_sound(path: Path) -> int | None:
+    """The open file; None where a folder, a pipe, a link in a circle or far too much lies at its path."""
+    try:
+        descriptor = _open(path)
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_BYTES:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _lock(descriptor: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, FileReader
 from tr11ops.logs.show import Beginning, Query
 from tr11ops.logs.sieve import Sieve
+from trainer.state_file import descriptor_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Follower:
     def begin(self) -> Iterator[str]:
         """What is there now. Nothing while there is no file. Raises NoSuchAttempt, and OSError as the file system."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = descriptor_of(self.path)
         except FileNotFoundError:
             return
         try:
@@ -52,7 +53,7 @@ class Follower:
     def more(self) -> Iterator[str]:
         """Lines that came since. A file that was replaced or cut is read from its beginning."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = descriptor_of(self.path)
         except FileNotFoundError:
             return
         try:

@@ -19,6 +19,7 @@ from tr11ops.ownership import Ownership
 from tr11ops.run_clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
+from tr11ops.state_files import find_damage
 from trainer.checkpoint.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def observe(
             exclusions=why,
             submissions=why,
             namesakes=namesakes,
+            damaged_files=why,
             resubmitted=why,
             clock_ahead=moment.ahead,
             **vars(unseen_training(why)),
@@ -111,6 +113,7 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         doubts=(*heartbeat_doubts, *submission_doubts),
+        damaged_files=evidence.observed(lambda: find_damage(directory)),
         resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
         clock_ahead=moment.ahead,
         **vars(see_training(paths, attempts)),

@@ -24,12 +24,14 @@ from tr11ops.deeds import KEPT_SECONDS, Deed, Past, replay
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import blind, detect_all
 from tr11ops.evidence import cause
+from tr11ops.exclusions import AUTOMATIC_OWNER
 from tr11ops.journal import Journal, read_journal
 from tr11ops.observe import facts_of, look_now, observe
 from tr11ops.policy import plan, standing
 from tr11ops.pulse_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.state_files import set_damage_aside
 from tr11ops.turns import Turn, look_freshly, take_turn
 from tr11ops.units import duration
 from tr11ops.verdict import Verdict, judge
@@ -130,6 +132,7 @@ def _turn(run: Run, notes: list[str]) -> Turn | None:
         notes.append(f"nothing is done: {doubt}")
         turn.give_back()
         return None
+    notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
     look_freshly(run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d"))
     return turn
 

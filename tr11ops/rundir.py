@@ -9,6 +9,7 @@ Reading never creates anything. Every file is written whole or not at all, and s
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import os
 import re
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract import RunPaths, checkpoint_steps, read_json, write_atomically, write_json
+from trainer.state_file import DamagedFile, set_aside
 
 COMMENT_PREFIX = "tr11:"
 SUBMISSION_SCHEMA = 1
+DAMAGED = "damaged: "  # begins the note of a submission whose record cannot be read any more
 _TAG = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _COMMENT = re.compile(re.escape(COMMENT_PREFIX) + rf"({_TAG.pattern})@([0-9a-f]{{12}})(?![0-9a-f])")
 
@@ -82,7 +85,22 @@ class Submission:
             record = {name: item for name, item in value.items() if name in known}
             return cls(**{**record, "excluded": tuple(record.get("excluded", ()))})
         except TypeError as error:
-            raise ValueError(f"{path} is not a record of a submission: {error}") from None
+            raise DamagedFile(path, f"is not a record of a submission: {error}") from None
+
+    @classmethod
+    def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:
+        """What is still known where the record is damaged: the tag says when, the resolved `card` beside it what.
+
+        It is in doubt as one whose answer was lost: its job is found by its comment, or by an attempt's record.
+        """
+        run, slurm = card.get("run"), card.get("slurm")
+        run, slurm = run if isinstance(run, dict) else {}, slurm if isinstance(slurm, dict) else {}
+        moment = float(calendar.timegm(time.strptime(tag[:15], "%Y%m%d-%H%M%S")))
+        return cls(
+            tag=tag, job_id=None, scheduler="", time=moment, user="", host="", run=str(run.get("name", "")),
+            variant=str(run.get("variant", "")), array=None, nodes=int(slurm.get("nodes") or 0), card_hash="",
+            note=f"{DAMAGED}{why}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,13 +200,29 @@ class RunDirectory:
             return []
 
     def read_submissions(self) -> list[Submission]:
-        """All readable records, oldest first; a submission that never got as far as its record is left out.
+        """All records, oldest first; a submission that never got as far as its record is left out.
 
-        Raises OSError or ValueError when a record is there but cannot be read: the state is then unknown.
+        Raises OSError when a record is there but cannot be seen: the state is then unknown.
         """
-        records = (Submission.read(self.submission(tag).record) for tag in self.tags())
+        records = (self.read_submission(tag) for tag in self.tags())
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.time, record.tag))  # tags know whole seconds alone
+
+    def read_submission(self, tag: str) -> Submission | None:
+        """One submission's record, None when it has none; where it is damaged, what is still known of it.
+
+        Raises OSError when it cannot be seen.
+        """
+        paths = self.submission(tag)
+        try:
+            return Submission.read(paths.record)
+        except DamagedFile as error:
+            why = str(error)
+        try:
+            card = read_json(paths.card) or {}
+        except (OSError, DamagedFile):
+            card = {}
+        return Submission.damaged(tag, why, card)
 
     def recorded_scheduler(self) -> str | None:
         """The kind of scheduler that the newest submission went to; None when nothing readable says."""
@@ -198,8 +232,8 @@ class RunDirectory:
             return None
         for tag in reversed(tags):
             try:
-                record = Submission.read(self.submission(tag).record)
-            except (OSError, ValueError):
+                record = self.read_submission(tag)
+            except OSError:
                 continue
             if record is not None and record.scheduler:
                 return record.scheduler
@@ -248,18 +282,17 @@ class RunDirectory:
         except (OSError, ValueError):
             return {}
 
-    def set_kill_switch(self, value: dict[str, Any]) -> None:
-        """Set it in one step. Raises OSError as the file system does."""
-        make_shared(self.kill_switch.parent)
-        write_json(self.kill_switch, value)
 
-    def release_kill_switch(self) -> bool:
-        """Remove it; False when it was not there. Raises OSError when it may not be removed, or is a folder."""
-        try:
-            self.kill_switch.unlink()
-        except FileNotFoundError:
-            return False
-        return True
+def remove_stop_file(path: Path) -> Path | None:
+    """Take a kill switch or a pause away. A folder of that name, which stops the run too, is set aside: where it is.
+
+    Raises OSError when it may not be moved.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        return set_aside(path)
+    return None
 
 
 def make_shared(folder: Path) -> None:

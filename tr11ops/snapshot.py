@@ -138,6 +138,19 @@ class KillSwitch:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """One damaged state file: where, what is wrong with it, and what is missing for it.
+
+    `is_set_aside`: the next launch, or the watchdog when it acts, moves it out of the way.
+    """
+
+    path: str
+    what: str
+    without: str
+    is_set_aside: bool
+
+
+@dataclass(frozen=True)
 class Exclusion:
     """One node that must not be used: by the run's own list, or by a queued job's exclude list.
 
@@ -195,6 +208,7 @@ class Snapshot:
     least_used: Observed[tuple[LeastUsed, ...]] = ()
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     shut_folders: Observed[tuple[ShutFolder, ...]] = ()
+    damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
     resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property
@@ -225,8 +239,7 @@ class Snapshot:
             "jobs", "nodes", "steps", "heartbeats", "attempts",
             "checkpoints", "kill_switch", "pause", "exclusions", "submissions", "phases", "events", "logs",
             "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks",
-            "clock_ahead",
-            "least_used", "shut_folders",
+            "clock_ahead", "least_used", "shut_folders", "damaged_files",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

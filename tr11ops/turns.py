@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract import RunPaths
+from trainer.contract import RunPaths, read_bytes
 from trainer.lease import Claim, LeaseFolder
 
 FOLDER = "acting"
@@ -40,7 +40,7 @@ class Turn:
         Raises OSError or ValueError when that cannot be seen.
         """
         path = self.folder.path / f"{self.epoch}.json"
-        return float(json.loads(path.read_bytes())["time"]) - path.stat().st_mtime
+        return float(json.loads(read_bytes(path))["time"]) - path.stat().st_mtime
 
     def give_back(self) -> None:
         """End the turn; one that cannot be ended is over after a while."""

@@ -1,4 +1,5 @@
-"""Formats that the trainer writes and the operations toolkit reads. Standard library only (and `trainer.logline`).
+"""Formats that the trainer writes and the operations toolkit reads. Standard library only (and two rooms
+of its own that need no more: `trainer.logline`, `trainer.state_file`).
 
 Everything here is part of the run-directory contract: a change of any literal is a change of the contract.
 """
@@ -17,18 +18,23 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainer import logline
+from trainer import logline, state_file
 
 # The line of a step is part of the contract too: it is written and read in a room of its own.
 StepRecord = logline.StepRecord
 format_step = logline.format_step
 parse_step = logline.parse_step
 format_validation = logline.format_validation
+# And so is how its files are read.
+DamagedFile = state_file.DamagedFile
+read_bytes = state_file.read_bytes
+read_json = state_file.read_json
 
 MANIFEST_SCHEMA = 1
 STAND_IN = "stand-in"  # in `Manifest.versions` of what a rehearsal saved
 DIGEST_ALGORITHM = "sha256"
 LATEST_FILE = "latest"
+LARGEST_LATEST = 4096  # bytes; it is one name
 MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
@@ -159,7 +165,7 @@ def write_atomically(path: Path, text: str) -> None:
     """
     temporary = write_beside(path, text)
     try:
-        temporary.replace(path)
+        state_file.put_in_place(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -190,31 +196,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None when it does not exist. Raises ValueError when it is not a JSON object."""
-    try:
-        with open(path, encoding="utf-8", opener=_never_waiting) as stream:
-            value = json.loads(stream.read())
-    except FileNotFoundError:
-        return None
-    except RecursionError:
-        raise ValueError(f"{path} does not hold a JSON object: it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return value
-
-
-def read_bytes(path: Path) -> bytes:
-    """What a file holds; nothing of a pipe. Raises OSError."""
-    with open(path, "rb", opener=_never_waiting) as stream:
-        return stream.read() or b""  # None: a pipe that somebody is about to write to
-
-
-def _never_waiting(path: str, flags: int) -> int:
-    """Open without waiting: a pipe that somebody left in a shared folder would hold up whoever reads it for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 # ----------------------------------------------------------------------------- heartbeat
 @dataclass(frozen=True)
 class Heartbeat:
@@ -243,7 +224,7 @@ def write_heartbeat(path: Path, heartbeat: Heartbeat) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{heartbeat.pid}")
     temporary.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
-    temporary.replace(path)
+    state_file.put_in_place(temporary, path)
 
 
 # ----------------------------------------------------------------------------- end marker
@@ -298,7 +279,7 @@ def _read_record(cls: Any, path: Path) -> Any:
     try:
         return cls(**{key: item for key, item in value.items() if key in names})
     except TypeError as error:
-        raise ValueError(f"{path} is not a {cls.__name__}: {error}") from None
+        raise DamagedFile(path, f"is not a {cls.__name__}: {error}") from None
 
 
 def now() -> float:
@@ -363,7 +344,7 @@ class Manifest:
         """
         try:
             value = read_json(folder / MANIFEST_FILE)
-        except (ValueError, OSError) as error:
+        except OSError as error:
             raise ValueError(f"{folder / MANIFEST_FILE} cannot be read: {error}") from None
         return None if value is None else cls.of(value, folder)
 
@@ -427,9 +408,13 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def read_latest(folder: Path) -> int | None:
     """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
     try:
-        text = (folder / LATEST_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        text = read_bytes(folder / LATEST_FILE, LARGEST_LATEST).decode("utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if not state_file.is_damage(error):
+            raise
+        raise ValueError(f"{folder / LATEST_FILE}: {error.strerror}") from None
     step = checkpoint_step(text)
     if step is None:
         raise ValueError(f"{folder / LATEST_FILE} says {text[:40]!r}, expected global_stepN")
@@ -439,7 +424,7 @@ def read_latest(folder: Path) -> int | None:
 def append_line(path: Path, text: str) -> None:
     """Append one whole line in a single write, so that writers never interleave inside a line on a local disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o664)  # a pipe fails at once
     try:
         os.write(descriptor, (text + "\n").encode("utf-8"))
     finally:

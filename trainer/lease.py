@@ -28,12 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract import LATEST_FILE, RunPaths, host_name
+from trainer.state_file import is_damage, read_bytes
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
 WATCH_SECONDS = 10.0  # a holder that was silent for so long is dead
 SIGNS_OF_LIFE = 3  # changes of the counter after which a holder is believed to live
 LOOK_SECONDS = 0.25  # between two looks of a newcomer
 LIVING_SECONDS = 15.0  # for who looks once: a holder renewed its claim within this time
+LARGEST_CLAIM = 65536  # bytes
 KEPT_CLAIMS = 8  # older ones are removed
 _NAME = re.compile(r"(\d+)\.json")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -123,7 +125,7 @@ class LeaseFolder:
             if epoch == 0:
                 return 0, b""
             try:
-                return epoch, self._file(epoch).read_bytes()
+                return epoch, _content(self._file(epoch))
             except FileNotFoundError:  # many claims were made since, and this one was removed
                 continue
         raise OSError(errno.EAGAIN, "the claims change all the time", str(self.path))
@@ -144,7 +146,7 @@ class LeaseFolder:
             os.link(draft, self._file(epoch))
         except FileExistsError:
             # Over NFS the answer to a link that succeeded can be lost, and the repetition fails: look whose it is.
-            return self._file(epoch).read_bytes() == content
+            return read_bytes(self._file(epoch)) == content
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -197,7 +199,8 @@ class LeaseFolder:
         """Remove claims long before `epoch`. The highest is never removed: a lower one would hold the lease again."""
         for old in sorted(self._epochs())[:-KEPT_CLAIMS]:
             if old < epoch:
-                self._file(old).unlink(missing_ok=True)
+                with suppress(OSError):  # a folder of that name harms nobody
+                    self._file(old).unlink(missing_ok=True)
 
     def _file(self, epoch: int) -> Path:
         return self.path / f"{epoch}.json"
@@ -208,6 +211,16 @@ class LeaseFolder:
         except FileNotFoundError:
             return []
         return [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
+
+
+def _content(path: Path) -> bytes:
+    """A claim's bytes; none of what is no file: it says no name, but its epoch counts. Raises OSError."""
+    try:
+        return read_bytes(path, LARGEST_CLAIM)
+    except OSError as error:
+        if is_damage(error):
+            return b""
+        raise
 
 
 def _tail(count: int, held: bool) -> bytes:

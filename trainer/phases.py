@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.state_file import read_bytes
+
 # What the trainer reports, in the order of a launch. `data-wait`: the next step's data are not there yet.
 PHASES = ("starting", "loading", "training", "data-wait", "saving", "evaluating", "ending", "ended")
 
@@ -69,7 +71,7 @@ class PhaseWriter:
             os.close(descriptor)
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o664)
 
 
 def read_phases(path: Path) -> tuple[PhaseRecord, ...]:
@@ -78,7 +80,7 @@ def read_phases(path: Path) -> tuple[PhaseRecord, ...]:
     A line that was cut, or is no record, is left out.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         return ()
     records = (parse_phase(line) for line in content.split(b"\n") if line.strip())

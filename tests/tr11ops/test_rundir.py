@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.rundir import RunDirectory, Submission, is_tag, make_shared, new_tag, parse_comment
-from trainer.contract import RunPaths
+from tr11ops.rundir import (
+    DAMAGED,
+    RunDirectory,
+    Submission,
+    is_tag,
+    make_shared,
+    new_tag,
+    parse_comment,
+    remove_stop_file,
+)
+from trainer.contract import RunPaths, write_json
 
 
 def directory(root: Path) -> RunDirectory:
@@ -24,7 +33,7 @@ def test_looking_creates_nothing(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     assert (run.tags(), run.read_submissions(), run.attempt_ids(), run.checkpoint_steps()) == ([], [], [], [])
     assert list(run.worker_logs("7")) == []
-    assert not run.kill_switch_is_set() and run.read_kill_switch() == {} and not run.release_kill_switch()
+    assert not run.kill_switch_is_set() and run.read_kill_switch() == {} and remove_stop_file(run.kill_switch) is None
     assert not run.exists and list(tmp_path.iterdir()) == []
 
 
@@ -56,14 +65,20 @@ def test_submissions_come_back_as_written(tmp_path: Path) -> None:
     assert run.read_submissions() == [first, second]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tag": "x"}'])
-def test_a_damaged_record_is_not_an_absent_one(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"tag": "x"}'])
+def test_a_damaged_record_is_in_doubt_and_not_an_absent_one(tmp_path: Path, text: str) -> None:
+    """Its job may live: it is looked for as that of a submission whose answer was lost."""
     run = directory(tmp_path / "run")
-    tag = new_tag()
+    tag = new_tag(86400.0)
     run.write_submission(record(tag))
-    run.submission(tag).record.write_text(text)
-    with pytest.raises(ValueError):
-        run.read_submissions()
+    paths = run.submission(tag)
+    write_json(paths.card, {"run": {"name": "run", "variant": "main"}, "slurm": {"nodes": 2}})
+    paths.record.write_text(text)
+    [found] = run.read_submissions()
+    assert (found.tag, found.job_id, found.time, found.run, found.nodes) == (tag, None, 86400.0, "run", 2)
+    assert found.note.startswith(DAMAGED) and str(paths.record) in found.note
+    paths.card.write_text("{")
+    assert run.read_submissions()[0].run == ""
 
 
 def test_files_and_folders_are_the_groups_whatever_the_umask(tmp_path: Path) -> None:
@@ -71,7 +86,7 @@ def test_files_and_folders_are_the_groups_whatever_the_umask(tmp_path: Path) -> 
     before = os.umask(0o077)
     try:
         run.write_submission(record(new_tag()))
-        run.set_kill_switch({"who": "me"})
+        write_json(run.kill_switch, {"who": "me"})
     finally:
         os.umask(before)
     for path in (run.root, run.submissions, run.submission(run.tags()[0]).folder):
@@ -90,10 +105,14 @@ def test_kill_switch_is_anything_that_lies_there(tmp_path: Path) -> None:
     run = directory(tmp_path)
     run.kill_switch.symlink_to(tmp_path / "nowhere")
     assert run.kill_switch_is_set() and run.read_kill_switch() == {}
-    assert run.release_kill_switch() and not run.kill_switch_is_set()
+    assert remove_stop_file(run.kill_switch) is None and not run.kill_switch_is_set()
+    run.kill_switch.mkdir()
+    (run.kill_switch / "inside").touch()
+    aside = remove_stop_file(run.kill_switch)
+    assert aside is not None and (aside / "inside").exists() and not run.kill_switch_is_set()
     run.kill_switch.write_text("by hand")
     assert run.kill_switch_is_set() and run.read_kill_switch() == {}
-    run.set_kill_switch({"who": "me", "why": "new data"})
+    write_json(run.kill_switch, {"who": "me", "why": "new data"})
     assert run.read_kill_switch() == {"who": "me", "why": "new data"}
 
 

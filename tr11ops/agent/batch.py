@@ -7,7 +7,6 @@ Everything about the attempt is kept in `state/attempts/JOBID/`; the workers' li
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -30,7 +29,7 @@ from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard import RunCard, card_from_resolved
 from tr11ops.snapshot import known
 from trainer.config import CardError, Problem
-from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, write_json
+from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, read_json, write_json
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
@@ -91,11 +90,11 @@ def _with_scheduler(place: Place) -> Place:
 def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
     """The card of this attempt, as `tr11 launch` resolved it, and as read. Raises CardError when it cannot be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
-    if not isinstance(value, dict):
-        raise CardError(str(path), [Problem("file", None, "does not hold a JSON object", "launch again")])
+    if value is None:
+        raise CardError(str(path), [Problem("file", None, "is not there", "launch again")])
     return value, card_from_resolved(value, str(path))
 
 

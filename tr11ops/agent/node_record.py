@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import EXIT_ERROR, host_name, write_json
+from trainer.contract import EXIT_ERROR, host_name, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class NodeSettings:
     def read(cls, card: Path) -> NodeSettings:
         """From the resolved card: plain JSON, because building a RunCard would take longer than all checks together."""
         try:
-            value = json.loads(card.read_text(encoding="utf-8"))
+            value = read_json(card) or {}
             resilience = value.get("resilience", {})
             return cls(
                 gpus=int(value["slurm"]["gpus_per_node"]),
@@ -63,7 +62,7 @@ def launch_has_failed(attempt: Path, launch: int) -> bool:
     """Has a worker or a node of this launch failed already, by what they recorded?"""
     for path in (*(attempt / "failures").glob("*.json"), *(attempt / "nodes").glob("*.json")):
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = read_json(path) or {}
             if value["launch"] == launch and value.get("exit_status", EXIT_ERROR) not in {None, 0}:
                 return True
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

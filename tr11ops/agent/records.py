@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import EXIT_ERROR, EXIT_HELD, EndMarker, read_json, write_json
+from trainer.contract import EXIT_ERROR, EXIT_HELD, DamagedFile, EndMarker, read_json, write_json
 from trainer.lifecycle import exit_code
 
 VERDICT_FILE = "verdict.json"
@@ -99,7 +99,7 @@ class AttemptVerdict:
         try:
             return cls(**found)
         except TypeError as error:
-            raise ValueError(f"{attempt / VERDICT_FILE} is not a verdict: {error}") from None
+            raise DamagedFile(attempt / VERDICT_FILE, f"is not a verdict: {error}") from None
 
 
 def of_marker(marker: EndMarker) -> AttemptVerdict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from tr11ops.agent.attribution import Failure, Kind, NodeReport
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.evidence import read_steps
 from tr11ops.snapshot import Unknown, known
-from trainer.contract import RunPaths
+from trainer.contract import RunPaths, read_json
 from trainer.leaving import newest_step
 
 
@@ -111,8 +110,8 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
 def _objects(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = read_json(path)
         except (OSError, ValueError):
             continue
-        if isinstance(value, dict):
+        if value is not None:
             yield value

@@ -28,6 +28,7 @@ from tr11ops.alerts.store import alerts_folder, record
 from tr11ops.evidence import cause
 from tr11ops.rundir import RunDirectory, make_shared
 from trainer.contract import read_json, write_atomically, write_beside, write_json
+from trainer.state_file import read_text
 
 SCHEMA = 1
 CLAIM_SECONDS = 900.0
@@ -119,7 +120,7 @@ def take_in(directory: RunDirectory, other: RunDirectory) -> None:
         for name in _names(source):
             make_shared(target)
             if not (_sent(directory) / name).exists():
-                write_atomically(target / name, (source / name).read_text(encoding="utf-8"))
+                write_atomically(target / name, read_text(source / name))
             (source / name).unlink()
     for name in _names(_sent(directory)):
         (_outbox(directory) / name).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from tr11ops.alerts.book import Alert, Book, Event, Incident, Message
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.versioned import VersionedFile
+from trainer.state_file import DamagedFile, read_text
 
 T = TypeVar("T")
 SCHEMA = 1
@@ -94,13 +95,13 @@ def _read(directory: RunDirectory) -> Stored:
     places = [versions.file(number) for number in reversed(numbers)]
     for place in [*places, versions.copy]:
         try:
-            text = place.read_text(encoding="utf-8")
+            text = read_text(place)
         except FileNotFoundError:
             if place in places:  # tidied away, or not seen yet by this host
                 continue
             break
-        except UnicodeDecodeError:
-            damage = damage or f"{place} is not a book of alerts: it is not text"
+        except DamagedFile as error:
+            damage = damage or f"{place} is not a book of alerts: it {error.what}"
             continue
         try:
             return Stored(highest, _book(json.loads(text), place), damage)

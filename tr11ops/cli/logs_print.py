@@ -50,8 +50,9 @@ def no_attempt(attempt: str | None, launches: int) -> Refusal:
 
 def show_summary(path: Path, as_json: bool) -> None:
     from tr11ops.logs.reader import FileReader
+    from trainer.state_file import descriptor_of
 
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = descriptor_of(path)
     try:
         print_summary(FileReader(descriptor), os.fstat(descriptor).st_size, str(path), as_json)
     finally:

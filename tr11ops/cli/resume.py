@@ -97,6 +97,7 @@ class Resumed:
 def let_go_on(place: Scene, why: str, yes: bool, dry_run: bool) -> Resumed:
     """Show what keeps the run from going on, ask, and release what tr11 put there. Says what starts next."""
     from tr11ops.holds import release
+    from tr11ops.rundir import remove_stop_file
 
     directory, view = place.directory, place.look()
     todo = _undoing(place, view)
@@ -110,8 +111,8 @@ def let_go_on(place: Scene, why: str, yes: bool, dry_run: bool) -> Resumed:
     # The holds last: what starts must not find a switch.
     for name, _ in todo.switches:
         path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
-        path.unlink(missing_ok=True)
-        say(f"{name} released: {path}")
+        aside = remove_stop_file(path)
+        say(f"{name} released: {path}" + (f" (it was a folder: it is now {aside})" if aside else ""))
     result = release(directory, todo.holds, place.edge)
     for number in result.done:
         say(f"released: job {number}")

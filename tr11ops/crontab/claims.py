@@ -125,7 +125,7 @@ class ClaimFolder:
             os.link(draft, self._file(made.epoch))
         except FileExistsError:
             # over NFS the answer to a link that succeeded can be lost, and the repetition fails: look whose it is
-            if self._file(made.epoch).read_text(encoding="utf-8") != _text(made):
+            if read_bytes(self._file(made.epoch)) != _text(made).encode():
                 return None
         except OSError as error:
             if error.errno not in _NO_LINKS:

@@ -14,6 +14,7 @@ from tr11ops.detect import (
     copy_damaged,
     counters_jump,
     cron_dead,
+    damaged_state,
     dead_chain,
     down,
     exclusion_cap,
@@ -111,6 +112,7 @@ DETECTORS: tuple[Detector, ...] = (
     cron_dead,
     clock_skew,
     namesake,
+    damaged_state,
 )
 
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.snapshot import Observed, Unknown
-from trainer.contract import append_line, write_atomically
+from trainer.contract import append_line, read_bytes, write_atomically
+from trainer.state_file import open_for_reading
 
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
@@ -94,7 +95,7 @@ def read_usage(directory: RunDirectory) -> Observed[tuple[Usage, ...]]:
     """All samples by time; empty when nobody has looked yet. A line that was cut or is garbage is left out."""
     path = usage_path(directory)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -146,7 +147,7 @@ def _line(sample: Usage) -> str:
 def _is_cut(path: Path) -> bool:
     """Whether the last write ended inside a line, as on a full disk: what follows must begin on a line of its own."""
     try:
-        with path.open("rb") as stream:
+        with open_for_reading(path) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - 1))
             return size > 0 and stream.read(1) != b"\n"

@@ -36,7 +36,8 @@ from tr11ops.launch.tokenizer import TokenizerFacts, look_at_tokenizer, workers_
 from tr11ops.ownership import Ownership
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
-from tr11ops.snapshot import Exclusion, Observed, Unknown, known
+from tr11ops.snapshot import Damage, Exclusion, Observed, Unknown, known
+from tr11ops.state_files import find_damage
 from tr11ops.twin.rehearsal import rehearsal_refusal
 from trainer.checkpoint.catalogue import refusal
 from trainer.checkpoint.resumable import CURSOR_FILE, ResumeNeed, Search, search, size_faults
@@ -139,6 +140,7 @@ class LaunchFacts:
     archives: Observed[tuple[ArchiveFacts, ...]] = ()
     periodic_jobs: Observed[tuple[JobState, ...]] = ()  # that ever ran for the run
     scheduler: str = ""  # the kind that `jobs` are of
+    damaged: Observed[tuple[Damage, ...]] = ()  # state files
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
@@ -196,6 +198,7 @@ def observe_launch(
         archives=_observed(lambda: look_at_archives(card)),
         periodic_jobs=read_jobs(directory),
         scheduler=own,
+        damaged=_observed(lambda: find_damage(directory)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
     )
 
@@ -223,7 +226,7 @@ def _elsewhere(
 ) -> tuple[str, ...]:
     """Jobs of this run that a scheduler other than ours still has, in words."""
     found = []
-    for kind in sorted({entry.scheduler for entry in submissions} - {own}):
+    for kind in sorted({entry.scheduler for entry in submissions} - {own, ""}):
         try:
             jobs = other_scheduler(kind).jobs()
         except (SchedulerError, OSError, ValueError):

@@ -8,7 +8,7 @@ from tr11ops.launch.check import Check, ok, refused, warning
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown, known
+from tr11ops.snapshot import Damage, Unknown, known
 from trainer.model.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
 
 CHECKPOINTS_OF_ROOM = 2
@@ -113,6 +113,14 @@ def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check
         yield refused("pause", f"the run is paused by {facts.pause}", "let it go on with `tr11 resume`")
 
 
+def damage_checks(damaged: Iterable[Damage]) -> Iterator[Check]:
+    """Damaged state files stop no launch: those that it moves out of the way are named, and those that it leaves."""
+    for entry in damaged:
+        rule = f"{entry.path} {entry.what}: {entry.without}"
+        fix = "the launch sets it aside" if entry.is_set_aside else "runbooks/damaged-state.md"
+        yield warning("state file", rule, fix)
+
+
 def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
     """No trainer that the scheduler does not know of is at work in the run directory."""
     holder = known(facts.holder, None)
@@ -123,7 +131,7 @@ def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) ->
         rule = f"a trainer holds this run's lease and lives: {holder.text}"
         yield refused("lease", rule, "stop it first (`tr11 kill`); where its machine is gone, wait some seconds")
     last = max(known(facts.submissions, ()), key=lambda entry: entry.tag, default=None)
-    if last is not None and last.run != card.run.name:
+    if last is not None and last.run not in {"", card.run.name}:
         rule = f"{directory.root} was last used by run {last.run}, launched by {last.user}"
         yield warning("run.directory", rule, "give each run a directory of its own")
 

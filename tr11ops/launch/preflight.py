@@ -18,7 +18,7 @@ from tr11ops.launch.datasets import DatasetFacts
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.history import RunHistory
 from tr11ops.launch.margins import is_measured, margin_checks
-from tr11ops.launch.place import holder_checks, place_checks, short, switch_checks
+from tr11ops.launch.place import damage_checks, holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.runcard import RunCard
@@ -55,6 +55,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
             yield from chain_checks(request.chain)
     yield from place_checks(card, directory, facts)
     yield from switch_checks(directory, facts)
+    yield from damage_checks(known(facts.damaged, ()))
     yield from archive_checks(known(facts.archives, ()))
     if card.rehearsal is None:
         yield from attention_checks(card)

@@ -9,7 +9,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.ownership import own_jobs
-from tr11ops.rundir import RunDirectory, Submission, parse_comment
+from tr11ops.rundir import DAMAGED, RunDirectory, Submission, parse_comment
 from tr11ops.snapshot import Unknown, known
 
 
@@ -104,7 +104,8 @@ def _lost_checks(facts: LaunchFacts, jobs: Iterable[Job]) -> Iterator[Check]:
             rule = f"{entry.user} has begun to launch this run on {entry.host} {age:.0f} s ago"
             yield refused("queue", rule, f"look again in {SUBMITTING_SECONDS - age:.0f} s")
         else:
-            rule = f"the scheduler has no trace of submission {entry.tag}, whose answer was lost"
+            lost = f"whose record is {entry.note}" if entry.note.startswith(DAMAGED) else "whose answer was lost"
+            rule = f"the scheduler has no trace of submission {entry.tag}, {lost}"
             yield warning("queue", rule, "if its job should come after all, it leaves at once")
 
 

@@ -19,6 +19,7 @@ from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory, Submission, new_tag
 from tr11ops.slurm_syntax import ArraySpec
 from tr11ops.snapshot import known
+from tr11ops.state_files import set_damage_aside
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def carry_out_locked(job: LaunchJob, view: LaunchView, why: str) -> tuple[Launch
     again = check_launch(job, view.plan.tag if view.plan else None)
     if again.exit_code or again.plan is None:
         return again, ()
+    set_damage_aside(job.directory, job.user)
     settle(job.directory, again.facts, job.scheduler, again.plan.tag)
     site = known(again.facts.site, None)
     if site is not None:

@@ -25,6 +25,7 @@ from tr11ops.run_identity import require_run_id
 from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
 from tr11ops.snapshot import known
 from trainer.contract import host_name, write_json
+from trainer.state_file import is_damage, set_aside
 
 VERSIONED = ("torch", "deepspeed", "numpy", "transformers")
 LOOKUPS = 5
@@ -62,7 +63,13 @@ def hold_launch_lock(path: Path) -> int:
     launches unguarded against each other; the trainer's lease on the checkpoints still holds.
     """
     make_shared(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        set_aside(path)  # a folder, or a link in a circle: there is nothing in it that anybody holds
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
             os.fchmod(descriptor, 0o664)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tr11ops.logs.reader import FileReader, whole_lines
 from tr11ops.logs.search import LEAF_BYTES, Marks
+from trainer.state_file import descriptor_of
 
 _AGO = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|m|min|h|d|w)(?: ago)?")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604_800}
@@ -66,7 +67,7 @@ def numbers(text: str) -> frozenset[int]:
 def steps_since(metrics: Path, moment: float) -> int | None:
     """How many step records `metrics.jsonl` has from `moment` on; None where it cannot be read."""
     try:
-        descriptor = os.open(metrics, os.O_RDONLY)
+        descriptor = descriptor_of(metrics)
     except OSError:
         return None
     try:

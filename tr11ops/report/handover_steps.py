@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.report.handover import Standing
+from trainer.state_file import descriptor_of
 
 WINDOW_BYTES = 64 << 10  # holds many records, and validation records between them
 
@@ -19,7 +20,7 @@ def standing_at(path: Path, moment: float) -> Standing | None:
     Records are in the order of their times. Raises OSError as the file system does; no file is no step.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = descriptor_of(path)
     except FileNotFoundError:
         return None
     try:

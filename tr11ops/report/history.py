@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 
 from tr11ops.cluster.base import Job, JobState
@@ -25,6 +26,7 @@ from tr11ops.report.history_types import AttemptHistory, CheckpointMark, History
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Observed, Unknown, known
 from trainer.contract import MANIFEST_FILE, RunPaths, checkpoint_steps
+from trainer.state_file import open_for_reading
 
 __all__ = ["AttemptHistory", "CheckpointMark", "History", "Period", "StepMark", "read_history"]
 
@@ -97,7 +99,7 @@ def read_metrics(path: Path) -> _Metrics:
     """One pass, line by line, which keeps some hundred bytes of a step. Raises OSError where the file is unreadable."""
     found = _Metrics()
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
+        with TextIOWrapper(open_for_reading(path), "utf-8", "replace", "\n") as stream:
             for line in stream:
                 _take(line, found)
     except FileNotFoundError:
@@ -129,8 +131,8 @@ def _read_checkpoints(paths: RunPaths) -> tuple[CheckpointMark, ...]:
     found = []
     for step in checkpoint_steps(paths.checkpoints):
         try:
-            with (paths.checkpoint(step) / MANIFEST_FILE).open(encoding="utf-8") as stream:
-                match = _CREATED.search(stream.read(8192))
+            with open_for_reading(paths.checkpoint(step) / MANIFEST_FILE) as stream:
+                match = _CREATED.search(stream.read(8192).decode("utf-8", "replace"))
                 when = float(match.group(1)) if match else os.fstat(stream.fileno()).st_mtime
         except FileNotFoundError:
             continue

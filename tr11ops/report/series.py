@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.state_file import open_for_reading
+
 MOST_POINTS = 2000
 
 
@@ -41,7 +43,7 @@ def read_series(path: Path, most: int = MOST_POINTS) -> Series:
     empty series.
     """
     try:
-        with path.open("rb") as stream:
+        with open_for_reading(path) as stream:
             return thinned(points_of(stream), most)
     except FileNotFoundError:
         return Series((), 0)

@@ -12,6 +12,7 @@ from statistics import median
 from tr11ops.evidence import observed
 from tr11ops.snapshot import Observed
 from trainer.contract import RunPaths, parse_step
+from trainer.state_file import descriptor_of
 
 PLACES = 24
 PLACE_BYTES = 12 << 10  # some 20 records of metrics.jsonl, some 30 lines of main_log.txt
@@ -38,7 +39,7 @@ def best_rates(paths: RunPaths) -> Observed[Rates | None]:
 
 def _medians(path: Path, parse: Callable[[str], Rates | None]) -> Iterator[Rates]:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = descriptor_of(path)
     except FileNotFoundError:
         return
     try:

@@ -66,7 +66,7 @@ def test_without_a_terminal_it_needs_yes_and_changes_nothing(bench: LocalBench) 
     directory.root.mkdir()
     answer = bench.kill()
     assert answer.code == 2 and "add --yes" in answer.err and not directory.kill_switch_is_set()
-    directory.set_kill_switch({})
+    write_json(directory.kill_switch, {})
     assert bench.kill("--release").code == 2 and directory.kill_switch_is_set()
 
 

@@ -11,7 +11,7 @@ from tr11ops.cluster.base import BatchRequest, Job, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.journal import read_journal
 from tr11ops.rundir import RunDirectory, new_tag
-from trainer.contract import RunPaths, read_json
+from trainer.contract import RunPaths, read_json, write_json
 
 
 def directory_of(bench: LocalBench) -> RunDirectory:
@@ -85,7 +85,7 @@ def test_a_refused_card_leaves_the_queue_as_it_was(
     before = own(bench)
     words = {"data": ["data.prefixes=['none']"], "kill switch": [], "scheduler": ["slurm.constraint=a100"]}[fault]
     if fault == "kill switch":
-        directory_of(bench).set_kill_switch({"who": "ana"})
+        write_json(directory_of(bench).kill_switch, {"who": "ana"})
     answer = bench.launch("--replace", "--yes", *(word for text in words for word in ("--set", text)))
     assert answer.code == 1 and answer.out.endswith("nothing was submitted\nthe queue is as it was\n")
     assert own(bench) == before

@@ -137,7 +137,7 @@ def test_what_only_another_may_release_is_no_success(bench: LocalBench, words: t
     bench.block()
     foreign = bench.submit("true", 1, "small", directory.comment("20260101-000000-00000000"))
     bench.scheduler.hold(foreign)
-    directory.set_kill_switch({})
+    write_json(directory.kill_switch, {})
     done = tr11(bench, *words)
     assert done.code == 1 and f"nothing starts: job {foreign} stays held" in done.err
     assert not directory.kill_switch_is_set()
@@ -190,7 +190,7 @@ def test_receipts_name_the_ranks_that_are_missing(bench: LocalBench) -> None:
     number = running(bench, "exec sleep 600")
     directory = run_directory(bench)
     request = new_request("kill", "ana", "", directory.root)
-    directory.set_kill_switch(asdict(request))
+    write_json(directory.kill_switch, asdict(request))
     write_beats(bench, number, 2, request.id)
     answer = tr11(bench, "kill", "--wait", "--timeout", "0", "--json")
     assert answer.json["receipts"]["missing"] == [{"rank": 2, "host": "node-1"}, {"rank": 3, "host": "node-1"}]

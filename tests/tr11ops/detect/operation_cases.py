@@ -24,6 +24,7 @@ from tr11ops.detect import (
     clock_skew,
     copy_damaged,
     cron_dead,
+    damaged_state,
     exclusion_cap,
     exclusion_due,
     filesystem_filling,
@@ -67,6 +68,7 @@ OPERATION = (
     nodes_short,
     periodic_job_failed,
     cron_dead,
+    damaged_state,
     clock_skew,
 )
 

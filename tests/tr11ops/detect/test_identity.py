@@ -56,6 +56,7 @@ IDENTITY = {  # what of a finding is its identity
     "exclusion-due": ONE,
     "periodic-job-failed": "periodic job",
     "cron-dead": "chain, or the way that jobs are run",
+    "damaged-state": ONE,
     "clock-skew": "host, or this machine",
     "namesake": ONE,
 }

@@ -47,6 +47,7 @@ from tr11ops.detect import (
     clock_skew,
     copy_damaged,
     cron_dead,
+    damaged_state,
     exclusion_cap,
     exclusion_due,
     filesystem_filling,
@@ -65,7 +66,7 @@ from tr11ops.detect.finding import Finding
 from tr11ops.operation import CopyStatus, FoundSecret, Hold, LeastUsed, ShutFolder
 from tr11ops.report.status_care import nodes as row_of_nodes
 from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
-from tr11ops.snapshot import Checkpoint, Exclusion, KillSwitch, Snapshot
+from tr11ops.snapshot import Checkpoint, Damage, Exclusion, KillSwitch, Snapshot
 from tr11ops.training import LaunchEnd
 
 
@@ -105,6 +106,7 @@ def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
 
 # what is wrong, what is seen, which detector, what it says
 SECRET = FoundSecret("logs/main/main_log.txt", "AWS access key", 12, NOW - 60)
+TORN = Damage("/run/state/submissions/1/submission.json", "is empty", "its job is found by its comment", True)
 TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     # the queue
     ("waits for nodes for two hours", queued(), queued_too_long, ["WARNING"]),
@@ -337,6 +339,9 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
         [],
     ),
     # clocks
+    ("a record is empty", operated(damaged_files=(TORN,)), damaged_state, ["WARNING"]),
+    ("two are damaged", operated(damaged_files=(TORN, TORN)), damaged_state, ["WARNING"]),
+    ("none is", operated(), damaged_state, []),
     ("a minute ahead", operated(clocks=(clock(ahead=60), clock("n02"))), clock_skew, ["WARNING"]),
     ("a minute behind", operated(clocks=(clock(ahead=-60),)), clock_skew, ["WARNING"]),
     ("one slow write", operated(clocks=(clock(ahead=-60), clock(ahead=-0.1))), clock_skew, []),

@@ -156,7 +156,7 @@ def cut(path: Path) -> None:
 
 
 def set_switch(bench: Bench) -> None:
-    bench.directory.set_kill_switch({"who": "someone", "why": "new data"})
+    write_json(bench.directory.kill_switch, {"who": "someone", "why": "new data"})
 
 
 def foreign_switch(bench: Bench) -> None:

@@ -1,0 +1,30 @@
+"""A state file of the run directory is damaged: what it said is missing, and nothing says so but this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown
+
+NAME = "damaged-state"
+NEEDS = ("damaged_files",)
+MOST_NAMED = 3
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """WARNING, one for all files, as long as one is damaged."""
+    damaged = snapshot.damaged_files
+    if isinstance(damaged, Unknown) or not damaged:
+        return
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    lines = [f"{entry.path} {entry.what}: {entry.without}" for entry in damaged[:MOST_NAMED]]
+    is_moved = any(entry.is_set_aside for entry in damaged)
+    yield Finding(
+        NAME,
+        Severity.WARNING,
+        f"a state file is damaged: {damaged[0].path} {damaged[0].what}{more}",
+        evidence=tuple(lines),
+        fix=signs.command(snapshot, "pulse --act --no-email") if is_moved else "",
+    )
