@@ -262,6 +262,16 @@ def held(scene: Scene) -> None:
     scene.treat("held")
 
 
+@scenario("damaged-state")
+def damaged_state(scene: Scene) -> None:
+    """What a full disk or a crash of the file server leaves: an empty record of the submission that trains."""
+    scene.train()
+    path = scene.directory.submission(scene.directory.tags()[-1]).record
+    path.write_text("")
+    scene.treat("damaged-state")
+    assert list(path.parent.glob("submission.json.damaged-*"))
+
+
 @scenario("kill-switch-left-on")
 def kill_switch_left_on(scene: Scene) -> None:
     scene.train()
