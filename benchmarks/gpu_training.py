@@ -23,6 +23,7 @@ from models import Shape, card, engine_step, plain_loop, transformers_bloom
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
+from trainer.mesh import worker_device
 from trainer.model.devices import peak_tflops
 from trainer.model.flops import count_parameters, utilization
 
@@ -110,7 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         asked = json.loads(options.child)
-        device = torch.device(asked["device"])
+        device = worker_device() if asked["device"] == "cuda" else torch.device("cpu")
         print(json.dumps(measure(asked["system"], Shape(**asked["shape"]), asked["steps"], device)))
         return
     if options.device == "cuda" and not torch.cuda.is_available():

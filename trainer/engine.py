@@ -109,9 +109,12 @@ def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> N
     """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_* and LOCAL_RANK say.
 
     DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at start, and its buffers
-    stay in /dev/shm after every run.
+    stay in /dev/shm after every run. Raises ValueError for a GPU without an index: NCCL would take whichever is
+    current.
     """
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cuda" and device.index is None:
+        raise ValueError(f"a worker's GPU must be named by its number, not as {device}: see worker_device()")
+    vars(deepspeed.ops)["__compatible_ops__"] = {}  # else it asks every op for compilers, and builds one of them
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if device.type == "cuda":

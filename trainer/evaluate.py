@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from trainer.config_rules import cross_problems
 from trainer.contract import write_json
 from trainer.data.errors import DataError
 from trainer.engine import Engine, init_distributed
-from trainer.mesh import Mesh
+from trainer.mesh import Mesh, worker_device
 from trainer.resume import load_weights
 from trainer.samples import open_samples
 
@@ -127,11 +126,7 @@ def run(options: argparse.Namespace) -> None:
     """The whole evaluation on this rank; rank 0 writes the result."""
     began = time.perf_counter()
     config = load_trainer_config(options.card)
-    device = (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    device = worker_device()
     init_distributed(device)
     world_size = dist.get_world_size()
     config = _for_evaluation(config, options, world_size)

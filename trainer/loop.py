@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from trainer.lifecycle import (
     tell,
     write_end_marker,
 )
-from trainer.mesh import Mesh
+from trainer.mesh import Mesh, worker_device
 from trainer.metrics import Interval, MetricsWriter
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
@@ -80,11 +79,7 @@ class Trainer:
         """The whole attempt; returns the end reason."""
         config = self.config
         self.heartbeat.beat("starting", 0)
-        self.device = (
-            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            if torch.cuda.is_available()
-            else torch.device("cpu")
-        )
+        self.device = worker_device()
         init_distributed(self.device)
         self._closers.append(_leave_group)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -495,4 +490,4 @@ def _largest(values: list[int]) -> list[int]:
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cuda() if dist.get_backend() == "nccl" else tensor
+    return tensor.to(torch.device("cuda", torch.cuda.current_device())) if dist.get_backend() == "nccl" else tensor

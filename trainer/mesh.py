@@ -6,6 +6,7 @@ usually share a node. DeepSpeed's `PipeModelDataParallelTopology` numbers its ra
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,13 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainer.config import ParallelSection
+
+
+def worker_device() -> torch.device:
+    """This worker's GPU, by LOCAL_RANK, or the CPU. Always with an index: a bare "cuda" is whichever is current."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
 @dataclass(frozen=True)

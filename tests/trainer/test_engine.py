@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
+import deepspeed
 import pytest
 import torch
 from cases import CPU, Logical, Piece, assemble, batches, copy_state, fill, tiny
 from spawn import RanksFailed, run_ranks
 
 from trainer.config import TrainerConfig
-from trainer.engine import Engine
-from trainer.mesh import Mesh
+from trainer.engine import Engine, init_distributed
+from trainer.mesh import Mesh, worker_device
 from trainer.model.random import seed_step, tensor_region
 
 SIZE = 16
@@ -230,3 +232,22 @@ def stuck() -> None:
 def test_harness_reports_the_rank_that_failed() -> None:
     with pytest.raises(RanksFailed, match="rank one gave up"):
         run_ranks(stuck, 2)
+
+
+def test_a_gpu_without_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is joined: NCCL would take whichever GPU is current, on every rank the first."""
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **options: pytest.fail("it joined"))
+    with pytest.raises(ValueError, match="must be named by its number, not as cuda"):
+        init_distributed(torch.device("cuda"))
+
+
+def test_the_gpu_of_a_worker_is_set_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    calls: list[object] = []
+    monkeypatch.setattr("torch.cuda.set_device", calls.append)
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **options: calls.append(options))
+    init_distributed(worker_device(), 60.0)
+    device, joined = calls
+    assert device == torch.device("cuda", 3)
+    assert joined == {"dist_backend": "nccl", "verbose": False, "timeout": timedelta(seconds=60)}

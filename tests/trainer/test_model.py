@@ -17,7 +17,7 @@ from torch.nn import functional
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.mesh import Mesh
-from trainer.model import comm, initial, loss
+from trainer.model import comm, initial, loss, matmul
 from trainer.model.kernels import DenseKernel
 from trainer.model.layers import VocabularyParallelEmbedding, new_parameter
 from trainer.model.loss import LanguageModelHead
@@ -161,13 +161,47 @@ def plain_head(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
-def test_loss_and_gradients_equal_plain_cross_entropy(dtype: torch.dtype, tolerance: float, pieces: int) -> None:
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_loss_and_gradients_equal_plain_cross_entropy(
+    dtype: torch.dtype, tolerance: float, native: bool, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32."""
+    monkeypatch.setattr(matmul, "_is_native", lambda dtype: native)
     expected, hidden_gradient, weight_gradient = plain_head(dtype)
     value, hidden, weight, quiet = head_case(ALONE, dtype, pieces)
     assert value == pytest.approx(expected, abs=tolerance) and quiet == value
     torch.testing.assert_close(hidden.float(), hidden_gradient, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(weight.float(), weight_gradient, atol=tolerance, rtol=tolerance)
+
+
+def test_small_probabilities_have_gradients_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss scale keeps them: a probability of 3e-5 among 1024 tokens was zero before it was scaled."""
+    monkeypatch.setattr(matmul, "_is_native", lambda dtype: True)
+    tokens, words, scale = 1024, 32768, 4096.0
+    embedding = VocabularyParallelEmbedding(words, 4, 1.0, ALONE).to(torch.float16)
+    torch.nn.init.zeros_(embedding.weight)
+    hidden = torch.ones(1, tokens, 4, dtype=torch.float16).requires_grad_()
+    head = LanguageModelHead(ALONE)
+    value = head.loss(head.attach(embedding, hidden), torch.zeros(1, tokens, dtype=torch.long))
+    (scale * value).backward()
+    assert embedding.weight.grad is not None
+    torch.testing.assert_close(
+        embedding.weight.grad[1:].float(), torch.full((words - 1, 4), scale / words), atol=0, rtol=2e-3
+    )
+
+
+def test_loss_scales_beyond_fp16_are_multiplied_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^16 is infinite in fp16, the gradient that it scales is not; nor is a sum over tokens that all agree."""
+    monkeypatch.setattr(matmul, "_is_native", lambda dtype: True)
+    embedding = VocabularyParallelEmbedding(4, 2, 1.0, ALONE).to(torch.float16)
+    torch.nn.init.zeros_(embedding.weight)
+    hidden = torch.full((1, 4096, 2), 32.0, dtype=torch.float16).requires_grad_()
+    head = LanguageModelHead(ALONE)
+    value = head.loss(head.attach(embedding, hidden), torch.zeros(1, 4096, dtype=torch.long))
+    (value * torch.tensor(2.0**16) * 2.0**-8).backward()
+    assert embedding.weight.grad is not None
+    torch.testing.assert_close(embedding.weight.grad[0].float(), torch.full((2,), -0.75 * 32 * 256), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

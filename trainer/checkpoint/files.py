@@ -31,9 +31,9 @@ _WRITEBACK_BYTES = 32 << 20  # through the page cache: start writing to disk whi
 _REFUSED_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
-def aligned_buffer(size: int, pinned: bool = False) -> Tensor:
-    """`size` bytes of host memory that begin at a multiple of ALIGNMENT; `pinned`: for fast copies from a GPU."""
-    whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
+def aligned_buffer(size: int) -> Tensor:
+    """`size` bytes of host memory that begin at a multiple of ALIGNMENT."""
+    whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     begin = -whole.data_ptr() % ALIGNMENT
     return whole[begin : begin + size]
 
@@ -47,7 +47,7 @@ def as_bytes(data: bytes | bytearray | memoryview) -> Bytes:
 
 
 def copy_bytes(target: Tensor, source: Bytes) -> None:
-    """Copy bytes of any device into a CPU tensor of the same length; from a GPU into pinned memory it is not awaited.
+    """Copy bytes of any device into a CPU tensor of the same length; from a GPU into locked memory it is not awaited.
 
     Within the CPU this is one `memcpy`, two to three times faster on one thread than `Tensor.copy_`.
     """

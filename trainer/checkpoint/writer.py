@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -29,7 +28,6 @@ from trainer.checkpoint.files import (
     BLOCK_BYTES,
     BlockFile,
     Bytes,
-    aligned_buffer,
     copy_all,
     view_of,
     write_files,
@@ -38,6 +36,7 @@ from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
 from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.save_plan import Share, plan_share, signature
 from trainer.checkpoint.sharded_files import Piece
+from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract import FileEntry, checkpoint_name, host_name
@@ -113,7 +112,7 @@ class AsyncSaver:
     _outcomes: deque[Outcome] = field(default_factory=deque, init=False)
     _signature: object = field(default=None, init=False)
     _shares: dict[str, Share] = field(default_factory=dict, init=False)
-    _image: Tensor | None = field(default=None, init=False)
+    _staging: Staging | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._crew = Crew(self.group)
@@ -201,7 +200,7 @@ class AsyncSaver:
     def close(self) -> None:
         """Release memory and thread. Not collective: a save under way is abandoned, so call `wait` first."""
         self._background.shutdown(wait=False, cancel_futures=True)
-        self._image = None
+        self._drop_staging()
 
     # ------------------------------------------------------------------ the way of a save
     def _copy_and_write(
@@ -285,18 +284,18 @@ class AsyncSaver:
     def _make_room(self, parts: Mapping[str, list[Piece]], what: str) -> str | None:
         """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
         now = {name: signature(pieces) for name, pieces in parts.items()}
-        if self._crew.all_true(now == self._signature and self._image is not None):
+        if self._crew.all_true(now == self._signature and self._staging is not None):
             return None
         self._shares = {name: plan_share(pieces, self._crew, what) for name, pieces in parts.items()}
         self._signature = now
         size = sum(_padded(share.size) for share in self._shares.values())
-        pinned = any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
-        held = -1 if self._image is None else len(self._image)
+        on_gpu = _lies_on_gpu(parts)
+        held = -1 if self._staging is None else len(self._staging.memory)
         reason = self._shortage(max(0, size - held))
-        if reason is None and not self._crew.all_true(size <= held or self._allocate(size, pinned)):
+        if reason is None and not self._crew.all_true(size <= held or self._allocate(size, on_gpu)):
             reason = "a rank could not allocate the memory for a copy"
         if reason is not None:
-            self._image = None
+            self._drop_staging()
         return reason
 
     def _shortage(self, needed: int) -> str | None:
@@ -309,21 +308,25 @@ class AsyncSaver:
             return str(fault)
         return shortage(self._crew.gather(need))
 
-    def _allocate(self, size: int, pinned: bool) -> bool:
-        self._image = None  # first: old and new together need not fit
+    def _allocate(self, size: int, on_gpu: bool) -> bool:
+        self._drop_staging()  # first: old and new together need not fit
         try:
-            self._image = aligned_buffer(size, pinned)
-        except (MemoryError, RuntimeError):  # torch has its own words for "no memory", also for pinned memory
+            self._staging = Staging(size, on_gpu)
+        except (MemoryError, RuntimeError):  # torch has its own words for "no memory"
             return False
         return True
 
+    def _drop_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.release()
+        self._staging = None
+
     def _copy(self, parts: Mapping[str, list[Piece]]) -> dict[str, Tensor]:
         """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
-        assert self._image is not None
+        assert self._staging is not None
         images: dict[str, Tensor] = {}
-        copy_all(self._copies(parts, self._image, images))
-        if self._image.is_pinned():
-            torch.cuda.current_stream().synchronize()
+        copy_all(self._copies(parts, self._staging.memory, images))
+        self._staging.settle()
         return images
 
     def _copies(
@@ -340,6 +343,10 @@ class AsyncSaver:
                 position += len(source)
             images[f"{name}/{share.file}"] = memory[begin:position]
             begin += _padded(share.size)
+
+
+def _lies_on_gpu(parts: Mapping[str, list[Piece]]) -> bool:
+    return any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
 
 
 def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:
