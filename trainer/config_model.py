@@ -23,6 +23,15 @@ class ParallelSection(Section):
     sequence_parallel: bool = Field(
         default=False, description="cut the activations between tensor-parallel regions along the sequence"
     )
+    start_timeout_minutes: float = Field(
+        default=30.0,
+        gt=0,
+        le=10_000,
+        description="a rank that another one waits for longer is lost, until the first step",
+    )
+    step_timeout_minutes: float = Field(
+        default=10.0, gt=0, le=10_000, description="the same after it; saves and data keep the longer time"
+    )
 
 
 class ModelSection(Section):

@@ -32,6 +32,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     import deepspeed
     import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
+    from deepspeed.comm.torch import TorchBackend
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime import bf16_optimizer
     from deepspeed.runtime.pipe.schedule import ReduceTiedGrads
@@ -40,6 +41,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
+from trainer.groups import START_TIMEOUT
 from trainer.guard import disagreements, not_finite
 from trainer.mesh import Mesh
 from trainer.model.documents import DocumentRules, labels_without_ends
@@ -105,7 +107,7 @@ class StepResult:
     update_seconds: float = 0.0
 
 
-def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> None:
+def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
     """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_* and LOCAL_RANK say.
 
     DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at start, and its buffers
@@ -120,7 +122,7 @@ def init_distributed(device: torch.device, timeout_seconds: float = 1800.0) -> N
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timedelta(seconds=timeout_seconds))
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 
 
 class Engine:
@@ -163,7 +165,7 @@ class Engine:
         vocabulary, documents = config.tokenizer.padded_vocabulary_size, DocumentRules.of(config.data)
         layers = gpt_layers(config.model, vocabulary, mesh, head, documents, config.precision.dtype)
         optimizer, watch = None, None
-        with _quiet():
+        with _quiet(), mesh.groups.shared_with(TorchBackend):
             module = _pipeline_module(config, mesh, layers)
             owned = layers[module._local_start : module._local_stop]
             stage = [

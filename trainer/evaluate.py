@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -127,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     config = load_trainer_config(options.card)
     device = worker_device()
-    init_distributed(device)
+    init_distributed(device, timedelta(minutes=config.parallel.start_timeout_minutes))
     world_size = dist.get_world_size()
     config = _for_evaluation(config, options, world_size)
     problems = cross_problems(config, world_size)

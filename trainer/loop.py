@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,17 @@ class Trainer:
         config = self.config
         self.heartbeat.beat("starting", 0)
         self.device = worker_device()
-        init_distributed(self.device)
+        init_distributed(self.device, timedelta(minutes=config.parallel.start_timeout_minutes))
         self._closers.append(_leave_group)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.limits = Limits(
-            config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
-        )
         self.card_hash = read_card_hash(self.card)
         problems = cross_problems(config, self.world_size)
         if problems:
             raise CardError(str(self.card), problems)
+        self.mesh = Mesh.create(config.parallel, self.device)
+        self.limits = Limits(
+            config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
+        )
         self.total = path_of(config).total_iterations
         self._open_switches()
         for prepare in (self._build, self._take_lease, self._open_data, self._load):
@@ -105,7 +107,8 @@ class Trainer:
             self._closers.append(self.lease.release)
         self.fence = self.lease.check if self.lease is not None else None
         self.switches = Switches(
-            config.paths, self.limits, attempt, self.flag, self.heartbeat, self.lease, _largest, self.rank == 0,
+            config.paths, self.limits, attempt, self.flag, self.heartbeat, self.lease, self._largest,
+            self.rank == 0,
             self.clock,
         )  # fmt: skip
         self.switches.enter("starting", 0)
@@ -128,7 +131,6 @@ class Trainer:
 
     def _build(self) -> None:
         config = self.config
-        self.mesh = Mesh.create(config.parallel, self.device)
         self._say(
             f"using world size: {self.world_size}, data-parallel-size: {self.mesh.data}, "
             f"tensor-model-parallel size: {config.parallel.tensor}, "
@@ -213,8 +215,8 @@ class Trainer:
 
         Ages are compared, not times of day: one node with a wrong clock must not end, or prolong, the attempt.
         """
-        age = _on_device(torch.tensor([time.monotonic() - self.start_time], dtype=torch.float64))
-        dist.all_reduce(age, dist.ReduceOp.MAX)
+        age = torch.tensor([time.monotonic() - self.start_time], dtype=torch.float64)
+        dist.all_reduce(age, dist.ReduceOp.MAX, group=self.mesh.cpu_group)
         return self.clock() - float(age.item())
 
     # ------------------------------------------------------------------ the loop
@@ -269,11 +271,19 @@ class Trainer:
         result = self.engine.train_step(self.dumps.watch(self.stream), global_batch, self.progress.iteration, length)
         self.progress = self.progress.after_step(global_batch, length, result.loss, result.skipped)
         self.steps_done += 1
+        if self.steps_done == 1:  # all is compiled and connected: whoever is late from now on is lost
+            self.mesh.groups.set_timeout(timedelta(minutes=config.parallel.step_timeout_minutes))
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         tokens = global_batch * length
         interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.zeros)
         interval.time("optimizer", result.update_seconds)
         return result
+
+    def _largest(self, values: list[int]) -> list[int]:
+        """For each place the largest value of all ranks. Collective."""
+        seen = torch.tensor(values, dtype=torch.int32)
+        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.mesh.cpu_group)
+        return [int(value) for value in seen.tolist()]
 
     def _agree(self, waits: bool = False) -> Agreed:
         """What all ranks do next. Collective."""
@@ -448,7 +458,7 @@ class Trainer:
             self.switches.settle(self.saver.saved_step, None)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
-        dist.barrier()
+        dist.barrier(group=self.mesh.cpu_group)
         if self.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
             word = (decision.reason, decision.restart, iteration, step, decision.line.strip())
@@ -480,14 +490,3 @@ class Trainer:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _largest(values: list[int]) -> list[int]:
-    """For each place the largest value of all ranks. Collective."""
-    seen = _on_device(torch.tensor(values, dtype=torch.int32))
-    dist.all_reduce(seen, dist.ReduceOp.MAX)
-    return [int(value) for value in seen.tolist()]
-
-
-def _on_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.device("cuda", torch.cuda.current_device())) if dist.get_backend() == "nccl" else tensor

@@ -7,13 +7,15 @@ usually share a node. DeepSpeed's `PipeModelDataParallelTopology` numbers its ra
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainer.config import ParallelSection
+from trainer.groups import Groups
 
 
 def worker_device() -> torch.device:
@@ -25,7 +27,7 @@ def worker_device() -> torch.device:
 
 @dataclass(frozen=True)
 class Mesh:
-    """One worker's view of the grid. Passed to whatever needs it; the only place that makes process groups.
+    """One worker's view of the grid. Passed to whatever needs it; `groups` makes its process groups.
 
     `pipeline`, `data` and `tensor` are the degrees. A group is None where its degree is 1: collectives over one
     worker do nothing. `model_group` joins the workers that hold one copy of the model (pipeline x tensor).
@@ -44,11 +46,13 @@ class Mesh:
     model_group: ProcessGroup | None = None
     cpu_group: ProcessGroup | None = None
     sequence_parallel: bool = False
+    groups: Groups = field(default_factory=Groups, compare=False, repr=False)
 
     @classmethod
-    def create(cls, parallel: ParallelSection, device: torch.device) -> Mesh:
+    def create(cls, parallel: ParallelSection, device: torch.device, groups: Groups | None = None) -> Mesh:
         """Build the grid over all workers of the default process group, which must be initialised. Collective.
 
+        `groups`: where its groups come from; made here by default, with the card's timeout.
         Raises ValueError when the number of workers is not a multiple of tensor x pipeline.
         """
         world = dist.get_world_size()
@@ -58,6 +62,8 @@ class Mesh:
                 f"parallel: tensor {parallel.tensor} x pipeline {parallel.pipeline} = {shape} does not divide the "
                 f"number of workers ({world}); change the degrees or the number of workers"
             )
+        if groups is None:
+            groups = Groups.create(device, timedelta(minutes=parallel.start_timeout_minutes))
         pipeline, data, tensor = parallel.pipeline, world // shape, parallel.tensor
         rank = dist.get_rank()
 
@@ -68,7 +74,7 @@ class Mesh:
             """Every worker takes part in making every group, in the same order; keeps the one it belongs to."""
             mine = None
             for ranks in keys:
-                made = dist.new_group(ranks) if len(ranks) > 1 else None
+                made = groups.of(ranks) if len(ranks) > 1 else None
                 if rank in ranks:
                     mine = made
             return mine
@@ -84,8 +90,9 @@ class Mesh:
             data_group=group([[at(s, d, t) for d in replicas] for s in stages for t in parts]),
             tensor_group=group([[at(s, d, t) for t in parts] for s in stages for d in replicas]),
             model_group=group([[at(s, d, t) for s in stages for t in parts] for d in replicas]),
-            cpu_group=dist.new_group(backend="gloo") if device.type == "cuda" else None,
+            cpu_group=groups.control,
             sequence_parallel=parallel.sequence_parallel and tensor > 1,
+            groups=groups,
         )
 
     @classmethod

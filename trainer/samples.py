@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,7 +95,11 @@ def _groups_of_split(data: DataSection, role: str) -> tuple[Group, ...]:
 
 
 def plan_data(
-    config: TrainerConfig, wanted: WantedData, *, is_builder: bool = True, use_barrier: bool = False
+    config: TrainerConfig,
+    wanted: WantedData,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
 ) -> dict[str, PlannedSource]:
     """Plan every source, and as the builder build its index maps. Raises DataError: missing, damaged, too short."""
     reading = Reading(
@@ -105,7 +109,6 @@ def plan_data(
         config.data.cache,
         config.data.implementation,
     )
-    barrier = dist.barrier if use_barrier else lambda: None
     if wanted.groups:
         return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
     return plan_splits(wanted.prefixes, wanted.split, wanted.samples, reading, is_builder=is_builder, barrier=barrier)
@@ -238,12 +241,17 @@ def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: b
     wanted = wanted_data(config, test)  # on every rank, so that bad data is refused by all and nobody waits
     plans: dict[str, PlannedSource] = {}
     is_builder = dist.get_rank() == 0
+
+    def barrier() -> None:
+        """On the processors: the builder may take longer than a GPU's operation may."""
+        dist.barrier(group=mesh.cpu_group)
+
     if needs_data or is_builder:
-        plans = plan_data(config, wanted, is_builder=is_builder, use_barrier=True)
+        plans = plan_data(config, wanted, is_builder=is_builder, barrier=barrier)
     else:
         for prefix in wanted.all_prefixes:
             IndexedDataset(prefix, config.data.implementation)
-        dist.barrier()
+        barrier()
     return Samples(
         plans=plans if needs_data else {},
         roles=wanted.roles,

@@ -31,6 +31,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +152,7 @@ def _work(job: _Job, end: Connection) -> None:
         try:
             function, arguments = pickle.loads(job.call)
             if job.launch:
-                init_distributed(torch.device("cpu"), timeout_seconds=600.0)
+                init_distributed(torch.device("cpu"), timedelta(minutes=10))
             try:
                 answer = (True, function(*arguments))
             finally:

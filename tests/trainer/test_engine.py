@@ -247,7 +247,7 @@ def test_the_gpu_of_a_worker_is_set_before_it_joins(monkeypatch: pytest.MonkeyPa
     calls: list[object] = []
     monkeypatch.setattr("torch.cuda.set_device", calls.append)
     monkeypatch.setattr(deepspeed, "init_distributed", lambda **options: calls.append(options))
-    init_distributed(worker_device(), 60.0)
+    init_distributed(worker_device(), timedelta(seconds=60))
     device, joined = calls
     assert device == torch.device("cuda", 3)
     assert joined == {"dist_backend": "nccl", "verbose": False, "timeout": timedelta(seconds=60)}
