@@ -21,6 +21,7 @@ MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
 MARGIN_SECONDS = 60
 SIGNAL_SLACK_SECONDS = 60  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
 
+INTERFACES = "GLOO_SOCKET_IFNAME"
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -117,7 +118,15 @@ def _environment_problems(card: RunCard) -> list[Problem]:
         elif _SECRET_NAME.search(name):
             rule = "looks like a secret, and the card is copied into the run directory"
             problems.append(Problem(key, None, rule, "keep it in a file that only you can read"))
-    return problems
+    return [*problems, *_interface_problems(card)]
+
+
+def _interface_problems(card: RunCard) -> Iterator[Problem]:
+    """gloo takes names alone; NCCL's `=ib0`, `^lo` would end every attempt on its nodes, when the ranks connect."""
+    key, value = INTERFACES, card.slurm.environment.get(INTERFACES)
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*", value):
+        rule = "must name network interfaces with commas between them; gloo knows neither = nor ^"
+        yield Problem(f"slurm.environment.{key}", value, rule, "use a name such as ib0, or leave it out")
 
 
 def _alert_problems(card: RunCard) -> list[Problem]:

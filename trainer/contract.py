@@ -112,8 +112,13 @@ class RunPaths:
         """A file whose existence keeps every attempt but the one that it names from training."""
         return self.requests / "pause.json"
 
+    @property
+    def profile_request(self) -> Path:
+        """Profile some steps, or write what the ranks wait for."""
+        return self.requests / "profile.json"
+
     def answer(self, request: int) -> Path:
-        """What became of a request for a checkpoint."""
+        """What became of a request for a checkpoint or a profile."""
         return self.requests / f"answer-{request}.json"
 
     def digest_record(self, name: str) -> Path:
@@ -136,6 +141,14 @@ class RunPaths:
 
     def end_marker(self, job_id: str) -> Path:
         return self.attempt(job_id) / END_MARKER_FILE
+
+    def flight_records(self, job_id: str) -> Path:
+        """The last operations between the ranks, at a time-out or on request: see `trainer.flight_recorder`."""
+        return self.attempt(job_id) / "flight-recorder"
+
+    def profiles(self, job_id: str) -> Path:
+        """What the profiler saw: traces and memory snapshots that were asked for."""
+        return self.attempt(job_id) / "profile"
 
     def stop_request(self, job_id: str) -> Path:
         """A file whose existence asks this attempt, and no other, to save and leave."""

@@ -12,6 +12,7 @@ from trainer.checkpoint.agreement import lost_a_rank
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.config import CardError, TrainerConfig
 from trainer.data.errors import DataError
+from trainer.flight_recorder import record_path, write_record
 from trainer.lease import Lease
 from trainer.leaving import end_now, leave_word
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag, exit_code, exit_process, tell
@@ -46,8 +47,18 @@ def run(
         reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
         tell(f"tr11: refused: {error}" if reason == "refused" else _words(error), sys.stderr)
         leave_word(config.paths, attempt, rank, error, reason, trainer.progress.iteration)
+        if isinstance(error, RuntimeError) or lost_a_rank(error):
+            _keep_operations(record_path(config.paths, attempt.job_id, attempt.launch, rank))
     heartbeat.beat("ended", trainer.progress.iteration)
     exit_process(exit_code(reason), trainer.close)
+
+
+def _keep_operations(path: Path) -> None:
+    """What this rank waited for, beside its failure: that is in place first."""
+    try:
+        write_record(path)
+    except OSError as problem:
+        tell(f"tr11: the operations between the ranks could not be kept: {problem}", sys.stderr)
 
 
 def _words(error: Exception) -> str:

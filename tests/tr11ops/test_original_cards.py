@@ -56,7 +56,6 @@ SHARED: dict[str, Any] = {
     "slurm.hint": "nomultithread",
     "slurm.cpus_per_task": 64,
     "slurm.output": "%x-%j.out",
-    "slurm.environment.CUDA_LAUNCH_BLOCKING": "1",
     "slurm.environment.HF_DATASETS_OFFLINE": "1",
     "slurm.environment.TRANSFORMERS_OFFLINE": "1",
     "slurm.environment.TRANSFORMERS_CACHE": f"{WORK}/models",
@@ -181,7 +180,6 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
         1200, "the original's ten minutes are less than one evaluation: a last checkpoint could be lost"),
     "slurm.setup": (
         ['source "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'], "the script ships with tr11, not with a clone beside it"),
-    "slurm.environment.TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "the name that NCCL_ASYNC_ERROR_HANDLING has today"),
     "slurm.environment.HF_HUB_OFFLINE": ("1", "what today's libraries read besides TRANSFORMERS_OFFLINE"),
     "slurm.environment.HF_HUB_CACHE": (f"{WORK}/models", "the name that TRANSFORMERS_CACHE has today"),
     "alerts.recipients": (["ana@site.org", "ben@site.org"], "two private addresses: from $TR11_ALERT_RECIPIENTS here"),
@@ -192,6 +190,9 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 # Keys left at what tr11 does by default, where the original did otherwise.
 LEFT_OUT: dict[str, tuple[Any, str]] = {
+    "slurm.environment.CUDA_LAUNCH_BLOCKING": (
+        None, "kept large jobs of 2022 from hanging; the processor waits for every kernel, so nothing overlaps"),
+    "slurm.environment.TORCH_NCCL_ASYNC_ERROR_HANDLING": (None, "every worker gets 3; NCCL_ASYNC_ERROR_HANDLING was 1"),
     "checkpoint.format": ("tr11", "topology-free: half the nodes go on without a conversion; deepspeed is read too"),
     "watch.act": (False, "the original's checker only wrote mails"),
 }  # fmt: skip

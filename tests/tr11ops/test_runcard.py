@@ -202,6 +202,10 @@ def test_which_card(tmp_path: Path) -> None:
         (["slurm.workers_per_node=none"], "slurm.workers_per_node: is missing, and slurm.gpus_per_node is 0"),
         (["slurm.gpus_per_node=1"], "slurm.workers_per_node = 2: must not exceed slurm.gpus_per_node (1)"),
         (["slurm.environment.HF_TOKEN=x"], "slurm.environment.HF_TOKEN: looks like a secret"),
+        (
+            ["slurm.environment.GLOO_SOCKET_IFNAME==ib0"],
+            "slurm.environment.GLOO_SOCKET_IFNAME = '=ib0': must name network interfaces with commas between them",
+        ),
         (["slurm.environment.A-B=x"], "slurm.environment.A-B: is not a name that a shell accepts"),
         (["slurm.partition=a b"], "slurm.partition = 'a b': must look like"),
         (["data.split=1,1"], "data.split = '1,1': must be three shares such as 949,50,1"),

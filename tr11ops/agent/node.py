@@ -36,6 +36,7 @@ from tr11ops.agent.processes import (
 )
 from tr11ops.agent.verdict import Death, trainer_is_done
 from tr11ops.agent.watch import MemoryWatch, WorkerWatch
+from tr11ops.agent.worker_environment import FLIGHT_RECORDS, worker_defaults
 from tr11ops.twin.rehearsal import is_rehearsal
 from trainer.contract import EXIT_ERROR, STOP_REQUEST_FILE, host_name
 from trainer.lifecycle import STOP_SIGNALS, request_stop
@@ -44,7 +45,8 @@ QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must b
 CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
-_TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's last words
+_TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's words
+_SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9]+)$")
 _FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")  # its first words after a worker has failed
 
 
@@ -84,10 +86,16 @@ class NodeTask:
             "-m", "trainer", str(self.card),
         ]  # fmt: skip
 
-    @property
-    def environment(self) -> dict[str, str]:
+    def environment(self, settings: NodeSettings) -> dict[str, str]:
+        """Of the workers."""
+        with suppress(OSError):  # NCCL's watchdog makes no folder; without one there is no record, and no harm
+            (self.attempt / FLIGHT_RECORDS).mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.gettempdir())
         return {
             **os.environ,
+            **worker_defaults(
+                os.environ, self.attempt, self.launch, temporary, gpus=settings.gpus, tensor=settings.tensor
+            ),
             "TR11_JOB_ID": self.job_id,
             "TR11_LAUNCH": str(self.launch),
             "PYTHONUNBUFFERED": "1",
@@ -137,6 +145,7 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
         node=host_name(), job_id=task.job_id, launch=task.launch, gpus=settings.gpus, workers=task.workers,
         folder=folder, temporary=Path(tempfile.gettempdir()), controller_time=task.controller_time,
         ends_leftovers=_owns_node(os.environ), seconds=settings.check_seconds,
+        interfaces=tuple(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))),
     )  # fmt: skip
     results = run_checks(chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted)
     return (CheckResult("card", Outcome.UNKNOWN, settings.fault), *results) if settings.fault else results
@@ -158,7 +167,8 @@ def _report(results: tuple[CheckResult, ...]) -> Outcome:
 def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int) -> int:
     (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=task.environment, start_new_session=True,
+        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=task.environment(settings), start_new_session=True,
         preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
     )  # fmt: skip
     assert process.stdout is not None
@@ -268,7 +278,11 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
             course.failed.set()
         told = None if match else _TOLD.match(line)
         if told:
-            course.workers.told(int(told[1]), int(told[2]), told[3].decode("utf-8", "replace"))
+            rank, how = int(told[1]), told[3].decode("utf-8", "replace")
+            course.workers.told(rank, int(told[2]), how)
+            by = _SIGNAL.search(how)
+            if by and not course.failed.is_set():  # afterwards it is torchrun that ends them
+                _record_death(task, f"killed-{rank}", rank, signal.Signals[by[1]], "the worker")
         killed = _KILLED.search(line)
         if killed and not match:
             rank = task.node_rank * task.workers + int(killed.group(2))

@@ -16,6 +16,7 @@ class NodeSettings:
     """What the agent itself needs of the run card. The defaults hold where it cannot be read: `fault` says why."""
 
     gpus: int = 0
+    tensor: int = 1
     check_scripts: tuple[str, ...] = ()
     skip_checks: tuple[str, ...] = ()
     check_seconds: float = 30.0
@@ -30,6 +31,7 @@ class NodeSettings:
             resilience = value.get("resilience", {})
             return cls(
                 gpus=int(value["slurm"]["gpus_per_node"]),
+                tensor=int(value.get("parallel", {}).get("tensor", 1)),
                 check_scripts=tuple(resilience.get("check_scripts", ())),
                 skip_checks=tuple(resilience.get("skip_checks", ())),
                 check_seconds=float(resilience.get("check_seconds", cls.check_seconds)),

@@ -212,11 +212,11 @@ def kill_switch(case: Case) -> Iterator[Defect]:
 
 
 def launch_blocking(case: Case) -> Iterator[Defect]:
-    """`CUDA_LAUNCH_BLOCKING`, which some sizes needed and all pay for."""
+    """`CUDA_LAUNCH_BLOCKING`, which an import leaves out, and all pay for."""
     key = "slurm.environment.CUDA_LAUNCH_BLOCKING"
     if case.card.value(key) not in {None, "0", ""}:
         nodes = case.card.integer("slurm.nodes")
-        what = "CUDA_LAUNCH_BLOCKING is on; it is kept"
+        what = "CUDA_LAUNCH_BLOCKING is on, as asked by --set"
         needed = nodes >= _FEWEST_NODES_FOR_BLOCKING
         fix = "measure without it first" if needed else f"--set {key}=0 below {_FEWEST_NODES_FOR_BLOCKING} nodes"
         cost = "0 to 7 % of the speed; without it jobs of 40 nodes and more hung after the first step"

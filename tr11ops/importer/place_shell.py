@@ -26,8 +26,11 @@ _OWN_VARIABLES = {
     "WORLD_SIZE": "slurm.nodes x slurm.workers_per_node",
     "RANK": "given to every worker",
     "LOCAL_RANK": "given to every worker",
+    "NCCL_ASYNC_ERROR_HANDLING": "every worker gets TORCH_NCCL_ASYNC_ERROR_HANDLING=3",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "every worker gets 3",
+    "CUDA_LAUNCH_BLOCKING": "the processor would wait for every kernel; where steps hang without it: "
+    "--set slurm.environment.CUDA_LAUNCH_BLOCKING=1",
 }
-_RENAMED = {"NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 # What a batch script asks of the machine, and a card does not need: the first node, times, places.
 _HARMLESS = re.compile(r"scontrol show hostname|\b(date|pwd|hostname|whoami|nproc|mktemp|basename|dirname)\b")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
@@ -143,7 +146,5 @@ def _exported(builder: Builder, item: Assignment) -> str:
         value = card_text(item.value)
     except ConversionProblem:
         return f'export {item.name}="{shown}"'
-    name = _RENAMED.get(item.name, item.name)
-    note = f"today's name of {item.name}" if name != item.name else ""
-    builder.put(f"slurm.environment.{name}", value, source, item.line, note=note)
+    builder.put(f"slurm.environment.{item.name}", value, source, item.line)
     return ""

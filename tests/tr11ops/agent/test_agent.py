@@ -18,6 +18,7 @@ from tr11ops.agent.allocation import Allocation, free_port, master_address, read
 from tr11ops.agent.attribution import Evidence, attribute
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.node import NodeTask
+from tr11ops.agent.node_record import NodeSettings
 from tr11ops.agent.records import of_marker
 from tr11ops.agent.step import Launch, LineTee, srun_command
 from tr11ops.agent.traces import read_failures
@@ -82,7 +83,8 @@ def test_torchrun_gets_a_static_rendezvous_and_no_restarts():
     task = NodeTask(Path("/a"), Path("/c.json"), "7", 1, 1, 2, 8, "10.0.0.1", 6000)
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=8", "--max-restarts=0", "--tee=3"} <= set(task.command)
     assert task.command[-3:] == ["-m", "trainer", "/c.json"]
-    assert (task.environment["TR11_JOB_ID"], task.environment["TR11_LAUNCH"]) == ("7", "1")
+    environment = task.environment(NodeSettings())
+    assert (environment["TR11_JOB_ID"], environment["TR11_LAUNCH"]) == ("7", "1")
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"run": 1}', "\x00"])

@@ -15,7 +15,7 @@ SCRIPTS = ROOT / "tests" / "data" / "slurm_scripts"
 BASE = (SCRIPTS / "large-bf16.slurm").read_text()
 SMALL = (SCRIPTS / "small-twenty-hours.slurm").read_text()
 CURRICULUM = (SCRIPTS / "curriculum.slurm").read_text()
-ALWAYS = {"from-environment", "evaluation-before-save", "launch-blocking", "exit-margin-short", "no-pipefail"}
+ALWAYS = {"from-environment", "evaluation-before-save", "exit-margin-short", "no-pipefail"}
 
 
 def defects(text: str) -> dict[str, Defect]:

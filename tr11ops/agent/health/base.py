@@ -44,7 +44,7 @@ class Wanted:
     `folder` is a folder of the run directory to write in (None: no such check), `controller_time` the moment at which
     the batch controller asked (seconds since the epoch; None: not told). `launch` is the number of the workers' launch.
     `ends_leftovers` allows to end processes of our own that an earlier job or launch left on this node, where a node
-    belongs to one job at a time.
+    belongs to one job at a time. `interfaces`: of the network, over which the ranks shall talk.
     """
 
     node: str
@@ -57,6 +57,7 @@ class Wanted:
     controller_time: float | None = None
     ends_leftovers: bool = False
     seconds: float = 30.0
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,14 @@ def test_network(files: dict[str, str], result: str) -> None:
     assert network.check(RecordedSystem(files=files), WANTED)[0] == result
 
 
+def test_an_interface_that_the_ranks_shall_use_is_missed() -> None:
+    """The card may be wrong, so the node is not condemned."""
+    system = RecordedSystem(files=net(lo="unknown", eth0="up"))
+    found, why = network.check(system, replace(WANTED, interfaces=("ib0",)))
+    assert found == "warning" and why == "GLOO_SOCKET_IFNAME: no interface ib0 here, there are eth0"
+    assert network.check(system, replace(WANTED, interfaces=("eth0", "lo")))[0] == "fine"
+
+
 def test_a_network_that_cannot_be_seen_is_unknown() -> None:
     with pytest.raises(Unanswered):
         network.check(RecordedSystem(files=net(lo="unknown")), WANTED)

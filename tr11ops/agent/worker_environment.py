@@ -1,0 +1,39 @@
+"""Variables that every worker gets unless the card or the node sets them: NCCL in trouble, and compilers' caches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+FLIGHT_RECORDS = "flight-recorder"  # as trainer.contract.RunPaths.flight_records
+KEPT_OPERATIONS = 1000  # of each rank: some hundred kilobytes
+
+
+def worker_defaults(
+    environment: Mapping[str, str], attempt: Path, launch: int, temporary: Path, *, gpus: int, tensor: int
+) -> dict[str, str]:
+    """What is missing in `environment`. `temporary`: on a disk of this node. `tensor`: tensor-parallel degree.
+
+    Compilers' caches are small files that each rank reads at its start: on a shared file system hundreds of ranks would
+    wait for them. They are kept for the user's next attempt on the node.
+    """
+    caches = temporary / f"tr11-caches-{os.getuid()}"
+    records = attempt / FLIGHT_RECORDS / f"launch-{launch}-rank-"
+    wanted = {
+        "TORCH_FR_BUFFER_SIZE": str(KEPT_OPERATIONS),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+    }
+    if gpus:
+        wanted |= {
+            # A hung operation ends the process, without waiting for communicators that may never answer.
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": str(KEPT_OPERATIONS),
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(records),  # the rank's number is put behind it
+            "TORCH_FR_DUMP_TEMP_FILE": str(records),  # its newer name
+        }
+    if gpus and tensor > 1:
+        wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels start in the order in which they were launched
+    return {name: value for name, value in wanted.items() if name not in environment}
