@@ -36,7 +36,7 @@ def _tell_and_close(context: PContext, *arguments: Any, **options: Any) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run torchrun with its own command line; returns 0, 1 when a worker failed, 128 + n after signal n."""
-    PContext.close = _tell_and_close  # type: ignore[method-assign]
+    setattr(PContext, "close", _tell_and_close)  # noqa: B010  a method of torchrun's own, for this process
     try:
         main(arguments)
     except ChildFailedError as error:
