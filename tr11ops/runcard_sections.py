@@ -56,7 +56,12 @@ class SlurmSection(Section):
         default=None, ge=1024, le=65535, description="rendezvous port on the first node; default: a free one"
     )
     setup: list[str] = Field(
-        default=[], description="shell lines run on each node before the workers; `$` is left to that shell"
+        default=[],
+        description="shell lines run once, on the first node, before the agent; what they export reaches the workers "
+        "of all nodes; `$` is left to that shell",
+    )
+    setup_minutes: float = Field(
+        default=10.0, gt=0, le=1440, description="a set-up that takes longer is ended, and what is queued is held"
     )
     environment: dict[str, str] = Field(default={}, description="variables given to every worker")
     chain: Literal["auto", "array", "afterany", "self"] = Field(

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -46,14 +47,14 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     allocation = read_allocation(environment, foreground_nodes)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    place = _with_scheduler(Place(config, allocation, environment, submission))
+    place = with_scheduler(Place(config, allocation, environment, submission))
     why = _begin(place, tee)
     if why:
         tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
         return EXIT_FINE
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
-    record = _attempt_record(allocation, card, submission)
+    record = attempt_record(allocation, card, submission)
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
     write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
@@ -72,7 +73,7 @@ def _begin(place: Place, tee: LineTee) -> str:
     return begin_attempt(BatchJob(place.config, place.directory, number, place.submission, place.scheduler, tee.line))
 
 
-def _with_scheduler(place: Place) -> Place:
+def with_scheduler(place: Place) -> Place:
     """The scheduler that gave the allocation: to change what waits, and for the quick question between launches."""
     if place.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
@@ -98,7 +99,8 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
     return value, card_from_resolved(value, str(path))
 
 
-def _attempt_record(allocation: Allocation, card: Path, submission: str) -> dict[str, Any]:
+def attempt_record(allocation: Allocation, card: Path, submission: str) -> dict[str, Any]:
+    """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
         **asdict(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
         "pid": os.getpid(), "start": time.time(), "python": sys.version.split()[0],
@@ -113,6 +115,22 @@ def _version(name: str) -> str:
         return "unknown"
 
 
+def has_begun(environment: Mapping[str, str]) -> None:
+    """Tell the batch script that its agent lives, and take away the mark of a start that came to nothing."""
+    tell_script(environment, "begun")
+    if environment.get("TR11_START"):
+        with suppress(OSError):
+            Path(environment["TR11_START"]).unlink(missing_ok=True)
+
+
+def tell_script(environment: Mapping[str, str], word: str) -> None:
+    """Leave the batch script a word, in the folder of this machine that it named, where that can be written."""
+    folder = environment.get("TR11_EARLY")
+    if folder:
+        with suppress(OSError):
+            Path(folder, word).touch()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.batch", description=__doc__.split("\n")[0])
     parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
@@ -121,8 +139,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--foreground-nodes", type=int, default=None, help="play this many nodes here, without a scheduler"
     )
     options = parser.parse_args(arguments)
+    has_begun(os.environ)
     try:
-        return run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
+        status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
+        tell_script(os.environ, "told")  # it has seen to what waits, also where no verdict could be written
+        return status
     except CardError as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_REFUSED

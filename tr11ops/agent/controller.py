@@ -260,17 +260,21 @@ class Controller:
         what = "kill switch" if reason == "kill-switch" else "pause"
         line = f"[Detected {what} at {place}. Exiting] datetime: {stamp} "
         self._tee.line(line)
-        standing = read_standing(self._paths)
-        step = standing.checkpoint
+        marker = self._leave_marker(reason, line.strip())
+        return self._remedy.finish(self._with_history(of_marker(marker)), hold=self._why_hold(marker))
+
+    def _leave_marker(self, reason: str, message: str) -> EndMarker:
+        """The end marker of an attempt of which no trainer can leave one."""
+        step = read_standing(self._paths).checkpoint
         marker = EndMarker(
-            reason=reason, iteration=step or 0, checkpoint_step=step, restart=False, message=line.strip(),
+            reason=reason, iteration=step or 0, checkpoint_step=step, restart=False, message=message,
             time=time.time(), host=host_name(), job_id=self._job_id, launch=len(self._outcomes),
         )  # fmt: skip
         try:
             write_json(self._paths.end_marker(self._job_id), asdict(marker))
         except OSError as error:
             self._tee.line(f"tr11: the end marker cannot be written: {error}")
-        return self._remedy.finish(self._with_history(of_marker(marker)), hold=self._why_hold(marker))
+        return marker
 
     def _why_hold(self, marker: EndMarker) -> str:
         """Why the waiting work must not start after this end; "" when it should."""
@@ -280,6 +284,22 @@ class Controller:
         return "" if marker.restart else f"{marker.reason}: {marker.message}"
 
     # ------------------------------------------------------------------ ends
+    def end_without_launch(self, found: Attribution) -> int:
+        """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds what waits."""
+        self._tee.line(f"tr11: job {self._job_id} could not start ({found.kind}): {found.summary}")
+        data = {"cause": found.kind.value, "blamed": list(found.blamed), "evidence": list(found.evidence)}
+        self._remedy.note("start-failed", found.summary, data)
+        if self._place.swaps_nodes and found.blamed:
+            self._remedy.prepare()
+            self._remedy.bar(found)
+            self._remedy.wait()
+        refused = found.kind is Kind.CONFIGURATION
+        ended = of_marker(self._leave_marker("refused", found.summary)) if refused else self._failed(found.summary)
+        verdict = replace(ended, cause=found.kind.value, fault=found.fault, blamed=found.blamed)
+        if refused:
+            return self._remedy.finish(verdict, hold=f"{found.kind}: {found.summary}")
+        return self._end_task(verdict)
+
     def _leave_for_want_of_nodes(self) -> int:
         """Too many of the allocation's nodes are excluded: the scheduler gave them before it knew."""
         usable = self._surroundings.situation().usable

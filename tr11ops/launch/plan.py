@@ -11,7 +11,7 @@ from tr11ops.cluster.base import BatchRequest
 from tr11ops.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.history import RunHistory
-from tr11ops.launch.render import agent_command, render_script
+from tr11ops.launch.render import agent_command, early_command, render_script
 from tr11ops.runcard import PathBase, RunCard, resolved
 from tr11ops.rundir import RunDirectory
 
@@ -85,6 +85,8 @@ def plan_launch(
         tag=tag,
         command=agent_command(paths.card, tag),
         setup=slurm.setup,
+        setup_seconds=round(60 * slurm.setup_minutes),
+        early=early_command(paths.card, tag),
         environment=slurm.environment,
         hint=slurm.hint,
         survives_nodes=slurm.spare_nodes > 0,

@@ -22,6 +22,11 @@ def agent_command(card: Path, tag: str, python: str | None = None) -> list[str]:
     return [python or sys.executable, "-u", "-m", "tr11ops.agent.batch", "--card", str(card), "--submission", tag]
 
 
+def early_command(card: Path, tag: str, python: str | None = None) -> list[str]:
+    """What the batch script runs when its agent has not begun: it records the end of the attempt."""
+    return [python or sys.executable, "-u", "-m", "tr11ops.agent.early", "--card", str(card), "--submission", tag]
+
+
 def code_root() -> Path | None:
     """The folder that Python must be told of to import tr11; None where it is installed."""
     root = Path(__file__).resolve().parent.parent.parent
@@ -94,6 +99,8 @@ def render_script(
     tag: str,
     command: Sequence[str],
     setup: Sequence[str],
+    setup_seconds: int = 600,
+    early: Sequence[str] = (),
     environment: Mapping[str, str],
     hint: str | None = None,
     survives_nodes: bool = False,
@@ -102,8 +109,8 @@ def render_script(
 ) -> str:
     """The whole script. `setup` lines stand as they are (the node's shell expands them); all else is quoted.
 
-    `silence` is a folder that the script makes when the agent has left no verdict below `attempts`; when it is there
-    already, the script holds what waits.
+    `silence` is a folder of the script's own, in which it counts the tasks whose agents left no verdict below
+    `attempts`, or never began: the second one has what waits held. `early` is run where the agent has not begun.
 
     Raises ValueError when a value cannot stand in a script (a NUL, or a line end on an `#SBATCH` line).
     """
@@ -122,6 +129,9 @@ def render_script(
             environment=sorted(environment.items()),
             code_root=str(root) if root else "",
             setup=list(setup),
+            setup_seconds=setup_seconds,
+            setup_end=_end_of("\n".join(setup)),
+            early=list(early),
             shipped=str(shipped_root()),
             command=list(command),
             silence=str(silence) if silence and attempts else "",
@@ -131,3 +141,11 @@ def render_script(
     if "\0" in script:
         raise ValueError("a value of the card holds a NUL character, which no script can; remove it")
     return script
+
+
+def _end_of(text: str) -> str:
+    """A word that is no line of the text, to end it with."""
+    word = "TR11_SETUP_END"
+    while word in text:
+        word += "_"
+    return word

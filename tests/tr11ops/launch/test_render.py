@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,8 +88,8 @@ def test_any_text_gives_a_script_that_parses_to_the_same_words(
         folder = Path(place, name.replace("/", "_") or "x")
         text = script(folder, ["agent", *words], environment=variables)
         write(Path(place), text)
-        line = next(line for line in text.split("\n") if line.startswith("agent ") and line.endswith(" &"))
-        assert shlex.split(line) == ["agent", *words, "&"]
+        line = next(line for line in text.split("\n") if line.startswith("  exec agent"))
+        assert shlex.split(line) == ["exec", "agent", *words]
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 137])
@@ -216,3 +218,98 @@ def test_an_agent_that_ends_without_a_word_twice_has_the_array_held(tmp_path: Pa
     if silent:  # what `tr11 resume` reads
         kept = AttemptVerdict.read(attempts / "7")
         assert kept is not None and (kept.held, kept.restart, kept.exit_status) == (("6",), False, status)
+
+
+# ----------------------------------------------------------------------------- an agent that does not begin
+RECORD = "import sys; print('RECORDED', dict(zip(sys.argv[1::2], sys.argv[2::2])))"
+AGENT = "import os, pathlib; pathlib.Path(os.environ['TR11_EARLY'], 'begun').touch(); print('TRAINED')"
+
+
+def early(folder: Path, setup: list[str], agent: str = AGENT, seconds: int = 600) -> tuple[int, dict[str, str], str]:
+    """The script's status, what it has recorded, and what it printed, as a file of its own as under Slurm."""
+    text = script(
+        folder, [sys.executable, "-c", agent], setup=setup, setup_seconds=seconds,
+        early=[sys.executable, "-c", RECORD], attempts=folder / "attempts", silence=folder / "silent",
+    )  # fmt: skip
+    output = folder / "out.txt"
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "TR11_SCHEDULER": "local"}
+    with output.open("w") as stream:
+        done = subprocess.run(
+            ["bash", str(write(folder, text))], stdout=stream, stderr=subprocess.STDOUT, env=environment, timeout=60,
+            cwd=folder,
+        )  # fmt: skip
+    said = output.read_text()
+    [line] = [line for line in said.splitlines() if line.startswith("RECORDED ")] or ["RECORDED {}"]
+    found: dict[str, str] = ast.literal_eval(line.removeprefix("RECORDED "))
+    return done.returncode, found, said
+
+
+@pytest.mark.parametrize(
+    ("setup", "what", "status", "line"),
+    [
+        (["export A=1", "false | cat"], "setup", "1", "2"),
+        (["module() { return 7; }", "", "module load cuda"], "setup", "7", "3"),
+        (["source /no/such/script"], "setup", "1", "1"),
+        (["echo fine", "exit 0"], "setup", "1", "2"),  # it would end the array's tasks one by one, as if all were well
+        (["exec true"], "setup", "1", "1"),
+        (["kill -9 $BASHPID"], "setup", "137", "1"),
+        (["echo 'unbalanced"], "setup", "2", ""),
+        ([")"], "setup", "2", ""),
+        (["TR11_SETUP_END", "false"], "setup", "127", "1"),
+    ],
+)
+def test_a_set_up_that_fails_is_recorded_with_its_line(
+    tmp_path: Path, setup: list[str], what: str, status: str, line: str
+) -> None:
+    _, found, said = early(tmp_path, setup)
+    assert (found["--what"], found["--status"], found["--line"], found["--host"]) == (what, status, line, "n1")
+    assert found["--output"] == str(tmp_path / "out.txt") and "TRAINED" not in said
+
+
+def test_a_set_up_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    _, found, said = early(tmp_path, ["sleep 5000 & echo $! > pid", "wait"], seconds=1)
+    assert (found["--what"], found["--line"]) == ("late", "2") and "TRAINED" not in said
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_set_up_that_breaks_python_is_recorded_by_a_python_that_it_did_not_touch(tmp_path: Path) -> None:
+    _, found, said = early(tmp_path, ["export PYTHONHOME=/nowhere PATH=/nowhere"])
+    assert (found["--what"], found["--status"]) == ("agent", "1") and "TRAINED" not in said
+
+
+def test_an_agent_that_has_begun_is_recorded_by_nobody_else(tmp_path: Path) -> None:
+    for agent in (AGENT, AGENT + "; raise SystemExit(1)"):
+        _, found, said = early(tmp_path, ["export A=1", "cat"], agent)  # what reads its input finds none
+        assert not found and "TRAINED" in said
+
+
+def test_starts_that_were_killed_are_counted_by_the_next_one(tmp_path: Path) -> None:
+    starts = tmp_path / "silent"
+    starts.mkdir()
+    (starts / "5").touch()
+    assert "TRAINED" in early(tmp_path, [])[2]
+    assert not (starts / "7").exists()
+    (starts / "6").touch()
+    status, _, said = early(tmp_path, [])
+    assert status == 3 and "TRAINED" not in said
+
+
+def test_a_run_directory_that_cannot_be_written_is_not_taken_for_a_second_time(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/told\n')
+    (tools / "scontrol").chmod(0o755)
+    (tmp_path / "file").touch()  # nothing can be made below it, whoever asks
+    told = "import os, pathlib; p = pathlib.Path(os.environ['TR11_EARLY']); (p / 'begun').touch(); TOLD; raise SystemExit(1)"
+    for word, held in (("(p / 'told').touch()", False), ("pass", True)):
+        text = script(
+            tmp_path, [sys.executable, "-c", told.replace("TOLD", word)], silence=tmp_path / "file/silent",
+            attempts=tmp_path / "file/attempts",
+        )  # fmt: skip
+        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "6"}
+        environment.pop("TR11_SCHEDULER", None)
+        path = write(tmp_path, text)
+        done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "twice" not in done.stdout and "not the first" not in done.stdout
+        assert (tmp_path / "told").exists() == held, done.stdout + done.stderr

@@ -1,0 +1,144 @@
+"""The end of an attempt whose agent never began: whose fault that is, on record, and what follows for what waits.
+
+The batch script runs this in its own environment, which the card's set-up has not touched; and where that does not
+work, on another node of the job. So that this runs, and where, is evidence: see `judge`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tr11ops.agent.allocation import read_allocation
+from tr11ops.agent.attribution import Attribution, Kind, signature
+from tr11ops.agent.batch import attempt_record, read_resolved, tell_script, with_scheduler
+from tr11ops.agent.controller import Controller
+from tr11ops.agent.place import Place
+from tr11ops.agent.step import LineTee, StopFlag
+from tr11ops.evidence import observed, tail_lines
+from tr11ops.redact import one_line
+from tr11ops.snapshot import known
+from trainer.config import CardError
+from trainer.contract import EXIT_ERROR, EXIT_REFUSED, write_json
+
+What = Literal["setup", "late", "agent", "node"]
+LINES_KEPT = 10
+MOST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """How far an attempt came.
+
+    `what`: its set-up failed (`setup`), had not ended in time (`late`); it had ended and the agent did not begin
+    (`agent`); or what failed on `host` works on another node (`node`). `line`: of the set-up's text, from 1, None where
+    it is not known. `said`: the last lines that the job printed.
+    """
+
+    what: What
+    host: str
+    status: int
+    line: int | None = None
+    said: tuple[str, ...] = ()
+
+
+def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribution:
+    """Whose fault an early end is. A set-up is the card's; what works on another node, the node's; else unknown."""
+    last = f": {end.said[-1]}" if end.said else ""
+    how = f"ended with {_status(end.status)} on {end.host}{last}"
+    named = f"slurm.setup{_named(setup, end.line)}"
+    if end.what == "node":
+        why = f"{end.host}: the agent cannot start there, and can on another node of the job{last}"
+        return Attribution(Kind.NODE, why, 0.95, (end.host,), evidence=end.said, fault=f"node {end.host}")
+    if end.what == "setup":
+        return _of_card(f"{named} {how}", f"setup: {named}", end)
+    if end.what == "late":
+        return _of_card(f"{named} did not end within {setup_minutes:g} min on {end.host}{last}", f"late: {named}", end)
+    if setup:  # without it, here and now, the same Python finds all that the agent needs
+        return _of_card(f"after slurm.setup the agent cannot start: it {how}", "agent after the set-up", end)
+    summary = f"the agent did not begin: it {how}"
+    return Attribution(Kind.UNKNOWN, summary, 0.6, evidence=end.said, fault=f"agent: {signature(last)}")
+
+
+def _of_card(summary: str, fault: str, end: EarlyEnd) -> Attribution:
+    return Attribution(Kind.CONFIGURATION, summary, 0.95, evidence=end.said, fault=signature(fault))
+
+
+def _named(setup: Sequence[str], line: int | None) -> str:
+    """Which entry of the set-up holds this line of its text: ` 2 (module load x)`; "" where it is not known."""
+    first = 1
+    for number, entry in enumerate(setup, start=1):
+        after = first + entry.count("\n") + 1
+        if line is not None and first <= line < after:
+            return f"[{number}] ({one_line(entry, limit=80)})"
+        first = after
+    return ""
+
+
+def _status(status: int) -> str:
+    try:
+        return signal.Signals(status - 128).name if status > 128 else f"exit status {status}"
+    except ValueError:
+        return f"exit status {status}"
+
+
+def last_lines(output: str, printed: int) -> tuple[str, ...]:
+    """The last lines of the job's output since its start, without secrets; empty where it is no file to be read."""
+    path = Path(output)
+    if not output or not path.is_file():
+        return ()
+    size = known(observed(lambda: path.stat().st_size - printed), 0)
+    lines, _ = known(observed(lambda: tail_lines(path, min(max(size, 0), MOST_BYTES))), ([], True))
+    own = ("tr11: ", "START TIME: ")
+    return tuple(one_line(line) for line in lines if line.strip() and not line.startswith(own))[-LINES_KEPT:]
+
+
+def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str, str]) -> int:
+    """Put the end on record and see to what waits; returns the script's exit status. Raises CardError, OSError."""
+    value, config = read_resolved(card)
+    allocation = read_allocation(environment, None)
+    place = with_scheduler(Place(config, allocation, environment, submission))
+    folder = config.paths.attempt(allocation.job_id)
+    tee = LineTee(config.paths.main_log)
+    try:
+        write_json(folder / "attempt.json", attempt_record(allocation, card, submission))
+        write_json(folder / "card.json", value)
+    except OSError as error:  # what waits matters more
+        tee.line(f"tr11: the attempt cannot be recorded: {error}")
+    found = judge(end, config.slurm.setup, config.slurm.setup_minutes)
+    return Controller(place, StopFlag(), tee).end_without_launch(found)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.early", description=__doc__.split("\n")[0])
+    parser.add_argument("--card", type=Path, required=True)
+    parser.add_argument("--submission", required=True)
+    parser.add_argument("--what", choices=("setup", "late", "agent", "node"), required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--status", type=int, required=True)
+    parser.add_argument("--line", default="")
+    parser.add_argument("--output", default="")
+    parser.add_argument("--printed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    line = int(options.line) if options.line.isdecimal() else None
+    end = EarlyEnd(options.what, options.host, options.status, line, last_lines(options.output, options.printed))
+    try:
+        status = record(end, options.card, options.submission, os.environ)
+    except CardError as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_REFUSED
+    except (OSError, RuntimeError) as error:
+        print(f"tr11: the end of the attempt could not be recorded: {error}", file=sys.stderr, flush=True)
+        return EXIT_ERROR
+    tell_script(os.environ, "told")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
