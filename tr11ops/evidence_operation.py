@@ -257,7 +257,7 @@ def _controllers_holds(paths: RunPaths, attempts: Iterable[Attempt], commanded: 
         for number in map(_line, verdict.held):
             if number not in named:
                 named.add(number)
-                why = verdict.message if verdict.reason == "error" else verdict.reason
+                why = verdict.message if verdict.reason in {"error", "refused"} else verdict.reason
                 yield Hold(number, AUTOMATIC_OWNER, _or_none(verdict.time), _line(why))
 
 

@@ -302,7 +302,7 @@ def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
         yield f"the end of the last attempt cannot be read: {newest.end.why}"
     if marker is not None and newest is not None and newest.end == marker:
         if marker.reason == "refused":
-            yield f"the trainer refused its input, and would again: {marker.message}"
+            yield f"the last attempt refused to start, and the next one would again: {marker.message}"
         elif not marker.restart:
             yield f"the last attempt ended by {marker.reason} and is not to go on"
     last = next(iter(known(draft.scene.endings, ())), None)

@@ -12,6 +12,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending import Wait, reason_of_job
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.snapshot import KillSwitch, Snapshot, Unknown
 from tr11ops.units import duration
 
@@ -160,9 +161,8 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         return Verdict(Word.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     waiting = signs.startable_jobs(snapshot)
     if not waiting:
-        return Verdict(
-            Word.DOWN, "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
-        )
+        waits = "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
+        return Verdict(Word.DOWN, f"{waits}{_last_fault(snapshot)}")
     if signs.is_finished(snapshot):
         return Verdict(Word.FINISHED, f"the training is finished; job {waiting[0].job_id} is still queued")
     marker = signs.last_marker(snapshot)
@@ -187,6 +187,16 @@ def _why(job: Job) -> str:
     return f"{job.reason}: {reason_of_job(job).meaning}" if job.reason else reason_of_job(job).meaning
 
 
+def _last_fault(snapshot: Snapshot) -> str:
+    """What the last attempt ended by, where that was a fault; "" where it was none, or where it is not known."""
+    newest = signs.last_attempt(snapshot)
+    if newest is None or isinstance(newest.end, Unknown):
+        return ""
+    if newest.end is None:
+        return f": {newest.failure}" if newest.failure else ""
+    return f": {newest.end.message}" if newest.end.reason in BAD_REASONS else ""
+
+
 def _of_nothing(snapshot: Snapshot) -> Verdict:
     if signs.is_finished(snapshot):
         done = signs.iteration(snapshot)
@@ -204,7 +214,7 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     if marker is None:
         last = ""
     elif marker.reason == "refused":  # it never came to an iteration
-        last = "; the trainer refused to start"
+        last = f"; the last attempt refused to start: {marker.message}"
     else:
         last = f"; the last word was {marker.reason} at iteration {marker.iteration}"
     return Verdict(Word.DOWN, f"nothing runs and nothing is queued{last}")

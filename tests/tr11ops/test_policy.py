@@ -92,7 +92,7 @@ def test_what_is_gone_is_launched_again_with_reason_evidence_and_a_way_back() ->
         (
             down(attempts=(ended("1007", reason="refused", message="no data", restart=False),)),
             SCENE,
-            "refused its input",
+            "refused to start, and the next one would again: no data",
         ),
         (down(attempts=(ended("1007", reason="error", restart=False),)), SCENE, "is not to go on"),
         (down(attempts=(wordless("1007"), wordless("1006", 2 * HOUR))), SCENE, "two attempts in a row"),

@@ -46,6 +46,7 @@ spare_nodes = {spares}
 workers_per_node = 2
 time_limit = "00:30:00"
 signal_seconds_before_limit = 60
+setup = [{setup}]
 
 [parallel]
 tensor = 2
@@ -103,9 +104,9 @@ class Stage:
         self.directory = RunDirectory(self.paths, self.paths.root / "kill-switch")
         self.array = ""
 
-    def launch(self, tasks: int, spares: int = 1, samples: int = 12_000_000) -> None:
+    def launch(self, tasks: int, spares: int = 1, samples: int = 12_000_000, setup: str = "") -> None:
         write_dataset(self.folder / "data" / "none")
-        (self.folder / "tr11.toml").write_text(CARD.format(spares=spares, samples=samples))
+        (self.folder / "tr11.toml").write_text(CARD.format(spares=spares, samples=samples, setup=setup))
         assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
         self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
 
@@ -242,6 +243,21 @@ def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
     capsys.readouterr()
     execute(["status", "--scheduler", "slurm"])
     assert "software or data, not the nodes" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(400)
+def test_batch_scripts_that_are_killed_before_their_agents_begin_burn_two_tasks(stage: Stage) -> None:
+    stage.launch(5, setup='"sleep 3000"')
+    [submission] = stage.directory.submissions.iterdir()
+    for count in (1, 2):
+        marks = submission / "agent-silent"
+        stage.wait(lambda count=count, marks=marks: len(list(marks.glob("*"))) == count, "the mark")  # type: ignore[misc]
+        inject(stage.twin, "batch-killed")
+    stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
+    [third] = stage.started()
+    stage.wait((stage.paths.attempt(third) / "verdict.json").exists, "the third verdict")
+    assert stage.verdict(third)["message"] == "2 tasks ended before their agents began"
+    assert stage.verdict(third)["held"] == [stage.array] and stage.waiting().pending_tasks == (4, 5)
 
 
 @pytest.mark.timeout(400)

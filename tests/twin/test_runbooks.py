@@ -157,6 +157,33 @@ def slow(scene: Scene) -> None:
     assert last not in scene.train().nodes
 
 
+@scenario("start-failed", alone=True, card=("slurm.setup=['source ../setup.sh']", "slurm.setup_minutes=0.03"))
+def start_failed(scene: Scene) -> None:
+    """The script that the set-up sources fails, hangs, spoils Python: one task sees it, the next ones wait."""
+    script = scene.folder / "setup.sh"
+    script.write_text("echo fine\n")
+    faults = (
+        ("setup-fails", "slurm.setup[1] (source ../setup.sh) ended with exit status 1"),
+        ("setup-hangs", "slurm.setup[1] (source ../setup.sh) did not end within 0.03 min"),
+        ("setup-breaks-python", "after slurm.setup the agent cannot start"),
+    )
+    for number, (kind, words) in enumerate(faults, start=1):
+        scene.heal()
+        inject(scene.twin, kind, path=str(script))
+        if number == 1:
+            scene.launch("--array", "1-9")
+        else:
+            scene.shell("tr11 resume --yes")
+        scene.until(lambda words=words: words in json.loads(scene.status("--json"))["why"], kind)  # type: ignore[misc]
+        assert {"start-failed", "held"} <= scene.findings()
+        assert len(list(scene.paths.attempts.iterdir())) == number, kind
+    said = scene.shell("tr11 pulse --act", (0, 1))
+    assert "resubmit" not in said and not any(job.state.is_active for job in scene.jobs())
+    scene.heal()
+    scene.treat("start-failed")
+    scene.train()
+
+
 # ----------------------------------------------------------------------------- the queue
 @scenario("namesake")
 def namesake(scene: Scene) -> None:

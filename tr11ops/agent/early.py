@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from trainer.contract import EXIT_ERROR, EXIT_REFUSED, write_json
 What = Literal["setup", "late", "agent", "node"]
 LINES_KEPT = 10
 MOST_BYTES = 64 << 10
+_OWN = re.compile(r"^(tr11: |START TIME: )|: line \d+: +\d+ .*start_agent")  # the script's lines, and its shell's
+_ERROR = re.compile(r"error|not found|no such|cannot|denied|failed", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class EarlyEnd:
 
 def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribution:
     """Whose fault an early end is. A set-up is the card's; what works on another node, the node's; else unknown."""
-    last = f": {end.said[-1]}" if end.said else ""
+    last = f": {_decisive(end.said)}" if end.said else ""
     how = f"ended with {_status(end.status)} on {end.host}{last}"
     named = f"slurm.setup{_named(setup, end.line)}"
     if end.what == "node":
@@ -68,6 +71,11 @@ def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribut
 
 def _of_card(summary: str, fault: str, end: EarlyEnd) -> Attribution:
     return Attribution(Kind.CONFIGURATION, summary, 0.95, evidence=end.said, fault=signature(fault))
+
+
+def _decisive(said: Sequence[str]) -> str:
+    """The last line that speaks of an error, else the last one."""
+    return next((line for line in reversed(said) if _ERROR.search(line)), said[-1])
 
 
 def _named(setup: Sequence[str], line: int | None) -> str:
@@ -93,10 +101,9 @@ def last_lines(output: str, printed: int) -> tuple[str, ...]:
     path = Path(output)
     if not output or not path.is_file():
         return ()
-    size = known(observed(lambda: path.stat().st_size - printed), 0)
+    size = known(observed(lambda: path.stat().st_size - printed), 0) + 1  # with the end of the line before
     lines, _ = known(observed(lambda: tail_lines(path, min(max(size, 0), MOST_BYTES))), ([], True))
-    own = ("tr11: ", "START TIME: ")
-    return tuple(one_line(line) for line in lines if line.strip() and not line.startswith(own))[-LINES_KEPT:]
+    return tuple(one_line(line) for line in lines if line.strip() and not _OWN.search(line))[-LINES_KEPT:]
 
 
 def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str, str]) -> int:

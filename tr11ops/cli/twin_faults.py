@@ -32,7 +32,7 @@ def fault(
         float | None, typer.Option("--for", metavar="SECONDS", help="Heal by itself after this long.")
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--path", metavar="DIR", help="The directory, for disk-full, read-only, bad-sample.")
+        str | None, typer.Option("--path", metavar="PATH", help="The directory or script, of kinds that are of one.")
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Of drain.")] = None,
     name: NameOption = "default",

@@ -52,7 +52,7 @@ def _evidence(snapshot: Snapshot) -> Iterator[str]:
     marker = signs.last_marker(snapshot)
     if marker is not None:
         if marker.reason == "refused":
-            yield f"the trainer refused to start: {marker.message}"
+            yield f"the last attempt refused to start: {marker.message}"
         else:
             yield f"the last attempt that left word ended by {marker.reason} at iteration {marker.iteration}"
     newest = next(iter(known(snapshot.submissions, ())), None)

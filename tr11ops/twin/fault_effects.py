@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tr11ops.twin import fault_directories, fault_site
 from tr11ops.twin.fault_client import ask_client, retried
+from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_store import Fault, FaultStore
 from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
 from tr11ops.twin.fault_training import SIGNAL, BadSample, fatal_iteration
@@ -214,6 +215,27 @@ def _make_read_only(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
+def _spoil_script(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    store.write(fault)
+    spoil_script(fault)
+    return fault
+
+
+def _restore_script(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+    return f"{fault.target} is {'as it was' if restore_script(fault) else 'as it was already'}"
+
+
+def _kill_batch_script(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    """The shells of the batch scripts alone: what they have started is the step daemon's to end."""
+    contents = scan(twin.folders, [fault.target])[fault.target]
+    hosts = {
+        daemon.record.pid for daemon in contents.daemons if daemon.title is not None and daemon.title[1] == "batch"
+    }
+    fault = store.write(replace(fault, processes=tuple(task.record for task in contents.tasks if task.parent in hosts)))
+    _kill(fault.processes)
+    return fault
+
+
 def _spoil_sample(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
 
@@ -250,6 +272,8 @@ BREAK: Mapping[str, Break] = {
     "disk-full": _fill_disk,
     "read-only": _make_read_only,
     "bad-sample": _spoil_sample,
+    "batch-killed": _kill_batch_script,
+    **dict.fromkeys(TEXTS, _spoil_script),
 }
 MEND: Mapping[str, Mend] = {
     "worker-crash": _continue,
@@ -274,6 +298,8 @@ MEND: Mapping[str, Mend] = {
     "disk-full": _uncover,
     "read-only": _uncover,
     "bad-sample": _end_bad_sample,
+    "batch-killed": _continue,
+    **dict.fromkeys(TEXTS, _restore_script),
 }
 
 

@@ -9,7 +9,9 @@ from typing import Literal
 
 from tr11ops.twin.plan import TwinError
 
-Target = Literal["node", "busy node", "batch host", "controller", "directory", "partition", "reservation", "account"]
+Target = Literal[
+    "node", "busy node", "batch host", "controller", "directory", "partition", "reservation", "account", "script"
+]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ _KINDS = (
     FaultKind("disk-full", "directory", "no byte can be written below the directory (ENOSPC) before one is removed",
               "takes the full disk away; what was changed stays"),
     FaultKind("read-only", "directory", "nothing can be changed below the directory (EROFS)", "ends that"),
+    FaultKind("setup-fails", "script", "a script that slurm.setup sources returns 1",
+              "puts the script back"),
+    FaultKind("setup-hangs", "script", "a script that slurm.setup sources does not end", "puts the script back"),
+    FaultKind("setup-breaks-python", "script", "a script that slurm.setup sources leaves a PATH and a PYTHONHOME of "
+              "which no Python can live", "puts the script back"),
+    FaultKind("batch-killed", "batch host", "kills a job's batch script (SIGKILL)", "nothing is left to heal",
+              is_instant=True),
     FaultKind("bad-sample", "directory", "a rank of the run there dies (SIGSEGV) at one iteration of every launch, on "
               "any node", "ends the killer", needs_agent=True),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_directories import check_directory
 from tr11ops.twin.fault_effects import BREAK, MEND, send
 from tr11ops.twin.fault_kinds import FaultKind, find_kind
+from tr11ops.twin.fault_scripts import check_script
 from tr11ops.twin.fault_store import Fault, FaultStore, new_fault
 from tr11ops.twin.node_processes import NodeContents, scan
 from tr11ops.twin.plan import TwinError
@@ -101,6 +102,9 @@ def active(twin: Twin) -> tuple[Fault, ...]:
     return FaultStore(twin.folders).active()
 
 
+_NAMED = {"directory": "the run directory", "script": "the one that slurm.setup sources"}  # by --path
+
+
 def _check_options(
     kind: FaultKind, node: str | None, path: str | None, seconds: float | None, reason: str | None
 ) -> None:
@@ -108,10 +112,10 @@ def _check_options(
         raise TwinError(f"--for {seconds:g}: give seconds, more than 0 and at most {LONGEST_SECONDS:.0f}")
     if seconds is not None and kind.is_instant:
         raise TwinError(f"{kind.name} is over at once: leave --for out")
-    if path is not None and kind.target != "directory":
+    if path is not None and kind.target not in _NAMED:
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --path out")
-    if path is None and kind.target == "directory":
-        raise TwinError(f"{kind.name} is of a directory: name it with --path, such as the run directory")
+    if path is None and kind.target in _NAMED:
+        raise TwinError(f"{kind.name} is of a {kind.target}: name it with --path, such as {_NAMED[kind.target]}")
     if node is not None and kind.target not in ("node", "busy node", "batch host"):
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --node out")
     if reason is not None and kind.name != "drain":
@@ -126,7 +130,8 @@ def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None, sto
         return fixed[kind.target]
     if path is not None:
         standing = [fault for fault in store.active() if fault.kind == kind.name and fault.target == str(Path(path))]
-        return standing[0].target if standing else str(check_directory(path, twin.folders))
+        check = check_script if kind.target == "script" else check_directory
+        return standing[0].target if standing else str(check(path, twin.folders))
     names = twin.plan.node_names
     if node is not None and node not in names:
         near = difflib.get_close_matches(node, names, n=1, cutoff=0.6)

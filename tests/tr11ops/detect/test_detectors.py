@@ -259,6 +259,10 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("switch not set", snapshot(), "kill-switch-left-on", []),
     ("switch unknown", snapshot(kill_switch=UNKNOWN), "kill-switch-left-on", []),
     # ends
+    ("a set-up failed", idle(attempts=(ended("1007", reason="refused", launch=0),)), "start-failed", ["CRITICAL"]),
+    ("the trainer refused", idle(attempts=(ended("1007", reason="refused", launch=1),)), "start-failed", []),
+    ("the next attempt runs", snapshot(attempts=(ended("1007", reason="refused"),)), "start-failed", []),
+    ("an older start failed", idle(attempts=(ended("1008"), ended("1007", 20 * HOUR, "refused"))), "start-failed", []),
     ("no word at the end", idle(attempts=(wordless("1007"), ended())), "unfinished-end", ["WARNING"]),
     ("an error", idle(attempts=(ended("1007", reason="error"), ended())), "unfinished-end", ["WARNING"]),
     (

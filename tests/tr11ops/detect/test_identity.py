@@ -27,6 +27,7 @@ IDENTITY = {  # what of a finding is its identity
     "zombie": "node",
     "node-lost": "node",
     "dead-chain": ONE,
+    "start-failed": ONE,
     "held": ONE,
     "limit-reached": ONE,
     "reservation-ended": ONE,

@@ -1,0 +1,28 @@
+"""The last attempt never came to train: its set-up failed or hung, or its agent could not begin after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.detect import signs
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.snapshot import Snapshot, Unknown
+
+NAME = "start-failed"
+NEEDS = ("jobs", "attempts", "last_end")
+
+
+def detect(snapshot: Snapshot) -> Iterator[Finding]:
+    """CRITICAL until the next attempt begins: each one would end in the same way, so what is queued is held."""
+    newest, marker = signs.last_attempt(snapshot), signs.last_marker(snapshot)
+    if isinstance(snapshot.jobs, Unknown) or signs.active_jobs(snapshot):
+        return
+    if newest is None or marker is None or newest.end != marker or marker.reason != "refused" or marker.launch:
+        return
+    yield Finding(
+        NAME,
+        Severity.CRITICAL,
+        f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
+        subject=newest.label or newest.job_id,
+        fix=signs.command(snapshot, "doctor"),
+    )
