@@ -122,14 +122,14 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
     stop = signs.stop_of(snapshot)
     if isinstance(stop, KillSwitch):
         return Verdict(Word.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        return Verdict(Word.UNKNOWN, f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}")
     waiting = signs.startable_jobs(snapshot)
     if waiting:
         return Verdict(
             Word.QUEUED, f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next"
         )
-    hidden = _hidden_end(snapshot)
-    if hidden:
-        return Verdict(Word.UNKNOWN, f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}")
     return Verdict(Word.DOWN, f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it")
 
 

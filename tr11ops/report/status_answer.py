@@ -93,7 +93,12 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, surroundings: Surr
 
 def _going_on(snapshot: Snapshot, surroundings: Surroundings, lesser: str) -> Answer:
     """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
-    hidden = next((value.why for value in (snapshot.jobs, snapshot.periodic_jobs) if isinstance(value, Unknown)), None)
+    needed = (
+        snapshot.jobs,
+        snapshot.periodic_jobs,
+        signs.stop_of(snapshot),
+    )  # a stop that is not seen stops all the same
+    hidden = next((value.why for value in needed if isinstance(value, Unknown)), None)
     if hidden is not None:
         return Answer(None, f"{UNKNOWN} ({hidden})")
     needs = tuple(_needs(snapshot, surroundings))
