@@ -18,6 +18,7 @@ from tr11ops.cluster.hostlist import HostlistError, compress
 from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.zombie import has_lost_its_host, is_zombie
+from tr11ops.invocation import for_card
 from tr11ops.snapshot import Observed, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict, Word
 
@@ -158,7 +159,7 @@ def lines(
     if not own and verdict.word is Word.DOWN and signs.pending_jobs(snapshot):
         own = [f"{head} is DOWN: {verdict.why}"]
     return tuple(
-        _one_line(line)
+        _one_line(for_card(snapshot.run.card, line))
         for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {deed}" for deed in deeds))
     )
 

@@ -14,7 +14,7 @@ from tr11ops.alerts.book import Alert, Message, stamp
 from tr11ops.alerts.grouping import Part
 from tr11ops.alerts.pages import page_lines
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Situation, what_tr11_does
+from tr11ops.alerts.situation import Situation, is_cured, what_tr11_does
 from tr11ops.alerts.wording import (
     LONGEST_SUBJECT,
     WIDTH,
@@ -27,6 +27,7 @@ from tr11ops.alerts.wording import (
     wrapped,
 )
 from tr11ops.detect.finding import Severity
+from tr11ops.invocation import for_card
 from tr11ops.units import duration
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title
@@ -119,15 +120,14 @@ def _first_lines(part: Part, policy: Policy, now: float, situation: Situation | 
         yield from wrapped(f"Over: {alert.title}. It lasted {lasted} ({by}{alert.resolved_why}). Nothing to type.")
         return
     what = f"{alert.title}, since {moment(alert.began, policy)} ({duration(now - alert.began)})."
-    yield from wrapped(f"{what} {what_tr11_does(alert, situation)}".rstrip())
-    yield from _type(alert, policy)
+    yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
+    yield from _type(alert, policy, is_cured(alert, situation))
 
 
-def _type(alert: Alert, policy: Policy, indent: str = "") -> Iterator[str]:
+def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
     if alert.fix:
-        yield f"{indent}Type:"
-        for line in (*enter(policy), f"  {alert.fix}"):
-            yield f"{indent}{line}"
+        yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
+        yield from (*enter(policy), f"  {alert.fix}")
 
 
 def _news(part: Part, now: float) -> str:
@@ -191,18 +191,18 @@ def _several(
         yield from _to_take_it_on(standing, policy)
     yield ""
     for number, part in enumerate(parts[:MOST_PARTS], 1):
-        yield from _numbered(number, part, now)
+        yield from _numbered(number, part, now, situation)
     for part in parts[MOST_PARTS:MOST_TITLES]:
         yield from wrapped(f"- {part.alert.fingerprint} {_SHORT.get(part.kind, part.kind)}: {part.alert.title}", "  ")
     if len(parts) > MOST_TITLES:
-        yield f"  and {len(parts) - MOST_TITLES} more: tr11 alerts list"
+        yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
     yield ""
     yield from _state(min(part.alert.began for part in parts), policy, situation)
     yield ""
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
 
-def _numbered(number: int, part: Part, now: float) -> Iterator[str]:
+def _numbered(number: int, part: Part, now: float, situation: Situation | None) -> Iterator[str]:
     alert = part.alert
     label = "over" if part.kind == "cleared" else f"{alert.severity.name}, {_SHORT.get(part.kind, part.kind)}"
     yield from wrapped(f"{number}. {label}: {alert.title} ({duration(now - alert.began)})", "", "   ")
@@ -214,7 +214,7 @@ def _numbered(number: int, part: Part, now: float) -> Iterator[str]:
     for line in alert.evidence[:PART_EVIDENCE]:
         yield from wrapped(line, "   ")
     if alert.fix:
-        yield f"   Type: {alert.fix}"
+        yield f"   {'If tr11 fails, type' if is_cured(alert, situation) else 'Type'}: {alert.fix}"
     yield f"   Alert: {alert.fingerprint}"
 
 

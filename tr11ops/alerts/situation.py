@@ -19,6 +19,8 @@ _ACTS = {
     "node-lost": ("exclude", "cancel"),
     "unfinished-end": ("exclude", "hold", "resubmit"),
 }
+# The words of commands that do the same as an act.
+_SAME = {"resubmit": ("launch",), "release": ("release", "resume"), "cancel": ("scancel", "kill", "--repair")}
 # What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
     "node-lost": "The job goes on without the node: on a spare, or in the next task.",
@@ -85,6 +87,15 @@ def what_tr11_does(alert: Alert, situation: Situation | None) -> str:
         return ""
     lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
     return _of_acts(alert, situation) or lesser or _NOTHING
+
+
+def is_cured(alert: Alert, situation: Situation | None) -> bool:
+    """Whether the watchdog did what the alert says to type, or is about to: a person who does it too does it twice."""
+    if situation is None:
+        return False
+    names = [name for name in _ACTS.get(alert.detector, ()) if set(_SAME.get(name, ())) & set(alert.fix.split())]
+    did = any(act.name in names and act.time >= alert.began for act in situation.done)
+    return did or (situation.may_act and any(act.name in names for act in situation.planned))
 
 
 def _of_acts(alert: Alert, situation: Situation) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption
+from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, typed_for_run
 from tr11ops.cli.goodput import LookBack, look_back, shows_drawings, terminal_width
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
             for line in wrap(reason, paper.width - LABEL, subsequent_indent="  "):
                 yield paper.fit(f"{'':{LABEL}}{line}")
         if worth:
-            yield paper.fit(f"{'  type':{LABEL}}{advice.option}")
+            yield paper.fit(f"{'  type':{LABEL}}{typed_for_run(advice.option)}")
 
 
 def _past(goodput: Goodput) -> str:

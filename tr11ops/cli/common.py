@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
     from tr11ops.snapshot import Unknown
 
+_typed: ContextVar[str] = ContextVar("typed", default="")  # the card of `--run`, for the commands that are shown
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 
 RunOption = Annotated[
@@ -56,6 +58,7 @@ def card_path(run: str | None) -> Path:
     """Where the run card lies. Raises CardError when there is none."""
     from tr11ops.runcard import find_card
 
+    _typed.set(run or "")
     return find_card(run, os.environ, Path.cwd())
 
 
@@ -125,9 +128,16 @@ def require_file(path: Path, option: str) -> None:
         raise Refusal(f"{option} {path}: is not a file", exit_code=2)
 
 
+def typed_for_run(text: str) -> str:
+    """The text with `--run CARD` in the commands it names, where this command line named a card."""
+    from tr11ops.invocation import for_card
+
+    return for_card(_typed.get(), text)
+
+
 def say(text: str) -> None:
     """One line for the person; on stderr, so that stdout stays the command's result."""
-    print(text, file=sys.stderr, flush=True)
+    print(typed_for_run(text), file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, age, card_path, directory_of, read_card, say
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    RunOption,
+    SetOption,
+    age,
+    card_path,
+    directory_of,
+    read_card,
+    say,
+    typed_for_run,
+)
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
 
@@ -247,9 +258,9 @@ def _show_status(seen: CronView, now: float) -> None:
 
     print(plain_text(seen.verdict))
     for problem in seen.problems:
-        print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {problem.fix}"))
+        print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {typed_for_run(problem.fix)}"))
         if len(seen.problems) > 1:
-            print(plain_text(f"    type: {problem.fix}"))
+            print(plain_text(f"    type: {typed_for_run(problem.fix)}"))
     for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
         print(plain_text(f"  unknown: {text}"))
     made = screen("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
@@ -307,7 +318,7 @@ def _status_values(seen: CronView) -> dict[str, Any]:
             {**asdict(row.chain), "state": row.link.job.state.lower() if row.link else None, "fault": row.fault}
             for row in seen.chains
         ],
-        "problems": [{"text": problem.text, "command": problem.fix} for problem in seen.problems],
+        "problems": [{"text": problem.text, "command": typed_for_run(problem.fix)} for problem in seen.problems],
         "unknown": list(seen.unknown),
     }
 

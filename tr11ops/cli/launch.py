@@ -20,6 +20,7 @@ from tr11ops.cli.common import (
     named_card,
     open_scheduler,
     say,
+    typed_for_run,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def launch(
     """
     from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
     from tr11ops.cli.repair import change_queue
-    from tr11ops.detect.signs import command_for
+    from tr11ops.invocation import command_for
     from tr11ops.launch.session import carry_out, check_launch
 
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
@@ -220,12 +221,15 @@ def show_checks(checks: Iterable[Check]) -> None:
     """One line each, in order, on one stream: what is refused is read among the rest."""
     for check in checks:
         word, colour = _MARKS[check.level]
-        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {check}")
+        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {typed_for_run(str(check))}")
 
 
 def checks_value(checks: Iterable[Check]) -> list[dict[str, str]]:
     """The checks for a machine."""
-    return [{"level": check.level.value, "name": check.name, "text": check.text, "fix": check.fix} for check in checks]
+    return [
+        {"level": check.level.value, "name": check.name, "text": check.text, "fix": typed_for_run(check.fix)}
+        for check in checks
+    ]
 
 
 def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:

@@ -213,6 +213,8 @@ def _reader_left() -> int:
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
     code, text = explain(error, next((word for word in arguments if word in COMMANDS), ""))
+    common = sys.modules.get("tr11ops.cli.common")
+    text = "\n".join(map(common.typed_for_run, text.splitlines())) if common else text
     if os.environ.get("TR11_DEBUG") == "1":
         traceback.print_exception(error)
     for line in text.splitlines():
@@ -256,9 +258,9 @@ def _explain_own(error: BaseException) -> tuple[int, str] | None:
     if config and isinstance(error, config.CardError):
         return EXIT_USAGE, str(error)
     if cluster and isinstance(error, cluster.SchedulerUnreachable):
-        return EXIT_UNOBSERVED, f"the scheduler did not answer: {error}; nothing may be concluded, try again"
+        return EXIT_UNOBSERVED, error.sentence
     if cluster and isinstance(error, cluster.SchedulerError):
-        return EXIT_NEEDS_PERSON, f"the scheduler refused: {error}"
+        return EXIT_NEEDS_PERSON, error.sentence
     return None
 
 

@@ -38,7 +38,7 @@ class Scene:
 
     def command(self, words: str) -> str:
         """A command of tr11 for this run, as it is typed here."""
-        from tr11ops.detect.signs import command_for
+        from tr11ops.invocation import command_for
 
         return command_for(self.typed, words)
 

@@ -147,11 +147,19 @@ class TestResult:
 
 
 class SchedulerError(Exception):
-    """The scheduler refused a request; the text is one line, fit to be shown."""
+    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same with who said it."""
+
+    @property
+    def sentence(self) -> str:
+        return f"the scheduler refused: {self}"
 
 
 class SchedulerUnreachable(SchedulerError):
     """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
+
+    @property
+    def sentence(self) -> str:
+        return f"the scheduler did not answer: {self}; nothing may be concluded, try again"
 
 
 class Overview(Protocol):

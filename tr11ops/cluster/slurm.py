@@ -26,9 +26,22 @@ from tr11ops.cluster.slurm_command import CommandResult, CommandRunner, client_e
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
     r"could not establish a configuration|unable to establish controller|transport endpoint|standby mode|munge|"
-    r"authentication|temporarily unavailable|temporarily unable|unexpected message|no route to host|"
+    r"authentication|temporarily unavailable|unexpected message|no route to host|"
     r"unable to resolve|network is unreachable|controller is not responding",
     re.IGNORECASE,
+)
+# sbatch then tries again for minutes; it is stopped at these words: no job came of it
+_QUEUE_FULL = "temporarily unable to accept job"
+_MEANINGS = (  # what Slurm's words mean, and what to do
+    (re.compile(_QUEUE_FULL), "the cluster's queue is full (MaxJobCount): try again when jobs have ended"),
+    (
+        re.compile(r"violates accounting/QOS policy", re.IGNORECASE),
+        "a limit of your account or QoS: `sacctmgr show assoc user=$USER` shows it",
+    ),
+    (
+        re.compile(r"socket timed out", re.IGNORECASE),
+        "slurmctld is there, but too busy to answer in time; a job may have come of it",
+    ),
 )
 _NO_JSON = re.compile(r"json|serializer|(unrecognized|invalid|unknown) option", re.IGNORECASE)
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
@@ -288,6 +301,7 @@ class SlurmScheduler:
             environment=self._environment | request.environment,
             timeout_seconds=self._timeout_seconds,
             directory=request.working_directory,  # it becomes SLURM_SUBMIT_DIR
+            until=_QUEUE_FULL,
         )
 
     def _ask(self, arguments: list[str]) -> str:
@@ -319,7 +333,9 @@ def _answer(result: CommandResult, command: str) -> str:
 
 
 def _failure(words: str) -> SchedulerError:
-    return SchedulerUnreachable(words) if _UNREACHABLE.search(words) else SchedulerError(words)
+    meaning = next((f" ({meaning})" for pattern, meaning in _MEANINGS if pattern.search(words)), "")
+    kind = SchedulerUnreachable if _UNREACHABLE.search(words) else SchedulerError
+    return kind(words + meaning)
 
 
 def _message(result: CommandResult, command: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -63,6 +66,7 @@ def run_command(
             cwd=directory,
             text=True,
             errors="replace",
+            process_group=0,  # a wrapper script's own children end with it
         )
     except OSError as error:
         raise SchedulerUnreachable(
@@ -70,32 +74,36 @@ def run_command(
         ) from error
     with process:
         if until is not None:
-            return _run_until(process, until, timeout_seconds)
+            return _run_until(process, standard_input, until, timeout_seconds)
         try:
             stdout, stderr = process.communicate(standard_input, timeout=timeout_seconds)
         except subprocess.TimeoutExpired as error:
-            process.kill()
+            _end(process)
             raise _too_slow(arguments[0], timeout_seconds) from error
         return CommandResult(process.returncode, stdout, stderr)
 
 
-def _run_until(process: subprocess.Popen[str], words: str, timeout_seconds: float) -> CommandResult:
+def _run_until(
+    process: subprocess.Popen[str], standard_input: str, words: str, timeout_seconds: float
+) -> CommandResult:
     """Read stderr line by line; for commands whose stdout is small."""
-    assert process.stderr is not None and process.stdout is not None
+    assert process.stdin is not None and process.stderr is not None and process.stdout is not None
     expired = threading.Event()
 
     def expire() -> None:
         expired.set()
-        process.kill()
+        _end(process)
 
     timer = threading.Timer(timeout_seconds, expire)
     timer.start()
     said = ""
     try:
+        with suppress(BrokenPipeError), process.stdin as stream:  # one that ends early reads nothing
+            stream.write(standard_input)
         for line in process.stderr:
             said += line
             if words in line:
-                process.kill()
+                _end(process)
                 return CommandResult(None, "", said)
         stdout = process.stdout.read()
         process.wait()
@@ -104,6 +112,12 @@ def _run_until(process: subprocess.Popen[str], words: str, timeout_seconds: floa
     if expired.is_set():
         raise _too_slow(str(process.args[0]), timeout_seconds)  # type: ignore[index]
     return CommandResult(process.returncode, stdout, said)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill it with all that it started: what holds its pipes open would keep us waiting."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _too_slow(command: str, seconds: float) -> SchedulerUnreachable:

@@ -6,13 +6,13 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending import Cause, Reason, Wait, reason_of_job
 from tr11ops.detect import bounds
+from tr11ops.invocation import command_for
 from tr11ops.operation import Hold
 from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown, known
 from tr11ops.training import TRAINING_PHASES
@@ -27,7 +27,6 @@ TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 RECENT_STEPS = 100
 SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
-COMMAND_GROUPS = frozenset({"alerts", "backup", "checkpoints", "cron", "nodes"})  # of two words each
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
 
@@ -344,14 +343,6 @@ def life_outside(snapshot: Snapshot) -> Life | None:
 def command(snapshot: Snapshot, words: str) -> str:
     """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
     return command_for(snapshot.run.card, words)
-
-
-def command_for(card: str, words: str) -> str:
-    """The same for the card that a person named; "" where the folder's own card is meant."""
-    parts = words.split(" ")
-    name = 2 if parts[0] in COMMAND_GROUPS else 1
-    option = ["--run", shlex.quote(card)] if card else []
-    return " ".join(["tr11", *parts[:name], *option, *parts[name:]])
 
 
 def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:

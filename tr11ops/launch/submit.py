@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import platform
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from tr11ops import __version__
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.journal import Journal
+from tr11ops.journal import Journal, user_name
 from tr11ops.launch.facts import LaunchFacts, kill_switch_claim
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
@@ -33,7 +34,11 @@ LOOKUP_PAUSE_SECONDS = 2.0
 
 
 class LaunchBusy(SchedulerError):
-    """Another launch of this run is under way at this moment."""
+    """Another launch of this run is under way at this moment: no word of the scheduler's."""
+
+    @property
+    def sentence(self) -> str:
+        return str(self)
 
 
 class SubmissionUnknown(SchedulerUnreachable):
@@ -79,9 +84,25 @@ def hold_launch_lock(path: Path) -> int:
             return descriptor
         os.close(descriptor)
         if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise LaunchBusy("another launch or training of this run is under way; look with `tr11 status`") from None
+            raise LaunchBusy(
+                f"another launch or training of this run is under way: {_lock_holder(path)}; look with `tr11 status`"
+            ) from None
         raise
+    with suppress(OSError):  # a full disk keeps nobody from launching
+        who = {"who": user_name(), "host": host_name(), "pid": os.getpid(), "time": time.time()}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode(), 0)
     return descriptor
+
+
+def _lock_holder(path: Path) -> str:
+    """Who holds the lock, and since when; in words."""
+    try:
+        held = json.loads(path.read_bytes())
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(held["time"])))
+        return f"{held['who']} on {held['host']}, process {held['pid']}, since {since} ({path})"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return f"{path} is locked, and does not say by whom"
 
 
 def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) -> None:

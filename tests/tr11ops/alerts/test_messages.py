@@ -129,6 +129,15 @@ def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
     assert max(map(len, text.splitlines())) <= 78
 
 
+def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
+    """A second launch beside the watchdog's would be refused at best."""
+    gone = finding("down", title="r is neither running nor queued", fix="tr11 launch --array 1-3")
+    again = Act("resubmit", "resubmit 1-3: nothing runs", 0.0)
+    acting = message_of(gone, Situation(planned=(again,), may_act=True))
+    assert "Type nothing now. Only if that fails:" in acting and "\nType:" not in acting
+    assert "\nType:" in message_of(gone, Situation(planned=(again,), may_act=False))
+
+
 @pytest.mark.parametrize(
     ("situation", "words"),
     [
