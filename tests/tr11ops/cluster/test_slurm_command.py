@@ -34,7 +34,7 @@ def submit(folder: Path, script: str, seconds: float = 30.0, lines: int = 1) -> 
 @pytest.mark.parametrize("until", [None, "never said"])
 def test_a_wrapper_that_hangs_ends_with_its_children(tmp_path: Path, until: str | None) -> None:
     began = time.monotonic()
-    with pytest.raises(SchedulerUnreachable, match="did not answer within 0.3 s"):
+    with pytest.raises(SchedulerUnreachable, match=r"did not answer within 0\.3 s"):
         run_command(
             ["bash", "-c", HANGS], standard_input="", environment={"PATH": "/usr/bin:/bin"}, timeout_seconds=0.3,
             until=until,
@@ -44,7 +44,7 @@ def test_a_wrapper_that_hangs_ends_with_its_children(tmp_path: Path, until: str 
 
 @pytest.mark.parametrize("lines", [1, 50_000], ids=["a short script", "a script beyond a pipe's room"])
 def test_an_sbatch_that_hangs_or_reads_nothing(tmp_path: Path, lines: int) -> None:
-    with pytest.raises(SchedulerUnreachable, match="sbatch did not answer within 0.5 s"):
+    with pytest.raises(SchedulerUnreachable, match=r"sbatch did not answer within 0\.5 s"):
         submit(tmp_path, HANGS, 0.5, lines)
 
 
