@@ -45,8 +45,8 @@ from tr11ops.snapshot import Attempt, KillSwitch, Snapshot, Unknown, known
 from tr11ops.verdict import Verdict, judge
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "site-events.md"
-PHASES = ("queued", "starting", "training", "saving", "leaving", "idle")
-RUNNING = ("starting", "training", "saving")
+PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
+RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemRule("scratch")
 FACTS = OperationFacts(has_recipients=True, resubmissions=4, partition="gpu_p13", filesystems=(ROOM,))
 SENT = Submission(
@@ -73,6 +73,7 @@ def phase(name: str) -> Snapshot:
             steps=steps(job_id="1006", age=HOUR), heartbeats=beats(10.0, "loading"), nodes=NODES,
         ),
         "training": snapshot(jobs=(job, waits), nodes=NODES),
+        "last hour": snapshot(jobs=(running(start_time=NOW - 99 * HOUR, partition="gpu_p13"), waits), nodes=NODES),
         "saving": snapshot(jobs=(job, waits), nodes=NODES, heartbeats=beats(60.0, "saving"), steps=steps(age=70.0)),
         "leaving": snapshot(
             jobs=(running(state=JobState.COMPLETING, partition="gpu_p13"), waits),
@@ -130,8 +131,8 @@ def phases(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-ALIVE = phases("queued", "starting", "training", "saving", "leaving")
-ONLY_NOW = phases(*RUNNING)  # the present task goes on, and the next ones do not start
+ALIVE = phases("queued", *RUNNING, "leaving")
+ONLY_NOW = phases("starting", "training", "saving")  # the present task goes on, and the next ones do not start
 
 
 # ----------------------------------------------------------------------------- what an event changes
@@ -228,7 +229,7 @@ def node_clock(_: str, seen: Snapshot) -> Snapshot:
 
 def setup_fails(name: str, seen: Snapshot) -> Snapshot | None:
     """A line of slurm.setup ends with an error: the task is over before its trainer, what waits is held with a record."""
-    if name in {"training", "saving", "leaving", "idle"}:
+    if name in {"training", "saving", "last hour", "leaving", "idle"}:
         return None
     why = "line 2 of slurm.setup failed: module load cuda/99"
     held = pending(reason="JobHeldUser", partition="gpu_p13")
@@ -258,6 +259,10 @@ HELD = (Ending("1007", NOW - 5.0, restart=False, message="line 2 of slurm.setup 
 EVENTS = (
     Event("nothing", "Nothing happens.", same, ALIVE),
     Event("maintenance", "The site has reserved all nodes for a maintenance.", maintenance, ALIVE),
+    Event("reservation over", "The run's reservation has ended or was deleted.", waits_for("ReservationDeleted"), ONLY_NOW),
+    Event("hours used up", "The account's hours are used up.", waits_for("AssocGrpCPUMinutesLimit"), ONLY_NOW),
+    Event("limit per job", "A limit of time or nodes per job was lowered.",
+          waits_for("AssocMaxWallDurationPerJobLimit"), ONLY_NOW),
     Event("partition down", "The partition is set down.", waits_for("PartitionDown"), ONLY_NOW),
     Event("partition inactive", "The partition is set inactive.", waits_for("PartitionInactive"), ONLY_NOW),
     Event("MaxTime lowered", "The partition's MaxTime is below the job's limit.",
@@ -325,7 +330,7 @@ def conclude(cell: Cell) -> Conclusion:
 HEAD = """# Events of the site
 
 What one look concludes when something happens at the site, in each phase of a run. The run of this table has a living watchdog that
-may act, recipients, and ten tasks in its queue. A phase that an event cannot befall has no row. *Sleep* is the answer of `tr11 status`;
+may act, recipients, and three more tasks in its queue; *last hour* is that of a task. A phase that an event cannot befall has no row. *Sleep* is the answer of `tr11 status`;
 *act* is what `tr11 pulse --act` does; *mail* names the findings that people are told of at once (a remark is in the daily summary).
 
 The table is made by the same code that tests it: each row is one case of `tests/tr11ops/test_site_events.py`. "You may sleep" is never

@@ -14,6 +14,7 @@ from tests.tr11ops.status_cases import DAY, HOUR, NOW, cron_job, idle, pending, 
 from tests.tr11ops.test_status_verdict import TABLE
 from tr11ops.alerts.book import Alert
 from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.alerts.reading import Waiting
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.backup.turn import Turn
@@ -286,3 +287,20 @@ def test_no_alert_means_something_only_where_somebody_looks() -> None:
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=(cron_job(),)), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(periodic_jobs=Unknown("away")), ())] == ["none open"]
     assert [text for _, text, _ in alerts(snapshot(), Unknown("unreadable"))] == ["unknown: unreadable"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "may_sleep", "words"),
+    [
+        (Waiting(), True, ""),
+        (Waiting(2, NOW - 60.0), True, ""),
+        (Waiting(1, NOW - 3600.0), False, "alerts are not delivered, 1 message has waited for 1 h 00 min"),
+        (Waiting(2, NOW - 60.0, "535 authentication failed"), False, "2 messages have waited for 1 min: 535"),
+        (Unknown("outbox: Permission denied"), False, "whether alerts are delivered cannot be seen (outbox"),
+    ],
+)
+def test_nobody_sleeps_while_alerts_are_not_delivered(waiting: Any, may_sleep: bool, words: str) -> None:
+    seen = snapshot()
+    found = answer(seen, (), judge(seen, ()), Surroundings(waiting=waiting))
+    assert found.may_sleep is may_sleep and words in found.text
+    assert [need.kind for need in found.needs] == ([] if may_sleep else ["mail"])

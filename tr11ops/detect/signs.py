@@ -72,6 +72,11 @@ def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     return _waiting_for(snapshot, Wait.PASSES, Wait.SITE)
 
 
+def sure_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Pending jobs that start by themselves, whatever the site and people do."""
+    return _waiting_for(snapshot, Wait.PASSES)
+
+
 def closed_by_site(snapshot: Snapshot) -> Reason | None:
     """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
     if active_jobs(snapshot) or _waiting_for(snapshot, Wait.PASSES):
@@ -220,13 +225,17 @@ def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def queue_coverage_seconds(snapshot: Snapshot) -> float | None:
-    """Training time that the running task and the queued ones still hold; None where it cannot be told."""
+def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
+    """Training time that the running task and the queued ones still hold; None where it cannot be told.
+
+    `only_sure` leaves out what waits for the site.
+    """
     if isinstance(snapshot.jobs, Unknown):
         return None
     covered = longest = 0.0
     known_limits: dict[int | None, float | None] = {}
-    for job in (*active_jobs(snapshot), *startable_jobs(snapshot)):
+    running = tuple(job for job in active_jobs(snapshot) if job.state is not JobState.COMPLETING)  # that trains no more
+    for job in (*running, *(sure_jobs if only_sure else startable_jobs)(snapshot)):
         limit = job.time_limit_seconds
         if limit not in known_limits:
             known_limits[limit] = task_seconds(snapshot, job)

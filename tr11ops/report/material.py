@@ -44,7 +44,7 @@ class Material:
 
 def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float) -> Material:
     """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
-    from tr11ops.alerts.reading import incidents, open_alerts
+    from tr11ops.alerts.reading import incidents, open_alerts, waiting
     from tr11ops.checkpoints.scan import list_rows
     from tr11ops.detect.registry import detect_all
     from tr11ops.observe import look_now, observe
@@ -65,7 +65,7 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
         snapshot=snapshot,
         findings=findings,
         verdict=verdict,
-        answer=answer(snapshot, findings, verdict, Surroundings(open_alerts(directory))),
+        answer=answer(snapshot, findings, verdict, Surroundings(open_alerts(directory), waiting=waiting(directory))),
         history=history,
         goodput=account(history, now),
         series=series,

@@ -24,12 +24,15 @@ UNKNOWN = "It cannot be told whether you may sleep"
 PERSON = "Do not sleep: a person is needed"
 DONE = "Nothing is left to train"
 NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
+NO_MAIL = "mail"
+MAIL_SECONDS = 15 * signs.MINUTE  # a message that waits longer reaches no one: each look tries it again
 NEEDS = {  # each kind of need, in words that name nobody: what is published says them too
     NO_WATCHDOG: ALONE,
     NO_RECIPIENTS: "no one would be told",
     SHORT_QUEUE: "the queue does not last the night",
     STOPPED: "nothing trains until it is resumed",
     SITE: "nothing trains until the site lets it",
+    NO_MAIL: "alerts are not delivered",
 }
 
 
@@ -128,14 +131,39 @@ def _needs(snapshot: Snapshot, surroundings: Surroundings) -> Iterable[Need]:
         yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", "ask the site when")
     if not snapshot.run.operation.has_recipients:
         yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
+    stuck = _stuck_mail(snapshot, surroundings)
+    if stuck:
+        yield Need(NO_MAIL, stuck, signs.command(snapshot, "alerts test"))
     if isinstance(snapshot.pause, KillSwitch):
         words = "the run is paused, so nothing trains after this task"
         yield Need(STOPPED, words, signs.command(snapshot, "resume"))
-    elif fault or not _resubmits(snapshot):
+    elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
         short = _short_queue(snapshot, surroundings)
         if short:
             spent = ", and the watchdog may not resubmit again today" * (snapshot.run.operation.resubmissions > 0)
-            yield Need(SHORT_QUEUE, short + spent * (not fault), signs.launch_more(snapshot))
+            blocked = ", and what else is queued does not start by itself"
+            more = blocked if _is_blocked(snapshot) else spent * (not fault)
+            yield Need(SHORT_QUEUE, short + more, signs.launch_more(snapshot))
+
+
+def _stuck_mail(snapshot: Snapshot, surroundings: Surroundings) -> str:
+    """Why an alert would reach no one; "" where no message waits for long. A server that refuses is one reason."""
+    waiting = surroundings.waiting
+    if isinstance(waiting, Unknown):
+        return f"whether alerts are delivered cannot be seen ({waiting.why})"
+    if waiting is None or not waiting.count or waiting.since is None:
+        return ""
+    waits = max(0.0, snapshot.time - waiting.since)
+    if not waiting.trouble and waits < MAIL_SECONDS:
+        return ""
+    count = "1 message has" if waiting.count == 1 else f"{waiting.count} messages have"
+    why = f": {waiting.trouble}" if waiting.trouble else ""
+    return f"{NEEDS[NO_MAIL]}, {count} waited for {duration(waits)}{why}"
+
+
+def _is_blocked(snapshot: Snapshot) -> bool:
+    """Whether something queued waits for the site or a person: what the watchdog submits would meet the same."""
+    return len(signs.sure_jobs(snapshot)) < len(signs.pending_jobs(snapshot))
 
 
 def _resubmits(snapshot: Snapshot) -> bool:
@@ -154,7 +182,7 @@ def _short_queue(snapshot: Snapshot, surroundings: Surroundings) -> str:
     """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
     if signs.life_outside(snapshot) is not None and not signs.active_jobs(snapshot):
         return "it trains outside the scheduler, so nothing starts it again"
-    covered, end = signs.queue_coverage_seconds(snapshot), end_of(snapshot, surroundings.course)
+    covered, end = signs.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot, surroundings.course)
     if covered is None:  # a task without a limit
         return ""
     if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):

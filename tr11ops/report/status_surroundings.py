@@ -17,6 +17,7 @@ from trainer.contract import read_json
 
 if TYPE_CHECKING:
     from tr11ops.alerts.book import Alert
+    from tr11ops.alerts.reading import Waiting
     from tr11ops.backup.ledger import DrillRecord
     from tr11ops.runcard import RunCard
 
@@ -40,7 +41,7 @@ class Surroundings:
     """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
 
     `course` is what the card's steps cost against each other; empty: all alike. `drill` is the last restore that was
-    tried. What the card does not ask for is not looked at.
+    tried. `waiting`: messages that no server has taken yet. What the card does not ask for is not looked at.
     """
 
     alerts: Observed[tuple[Alert, ...]] = ()
@@ -49,12 +50,13 @@ class Surroundings:
     course: tuple[Stretch, ...] = ()
     copying: Observed[tuple[AtWork, ...]] = ()
     drill: Observed[DrillRecord | None] = None
+    waiting: Observed[Waiting | None] = None
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
         named = (
             ("alerts", self.alerts), ("launch", self.launch_nodes), ("best throughput", self.best),
-            ("copying", self.copying), ("restore drill", self.drill),
+            ("copying", self.copying), ("restore drill", self.drill), ("messages", self.waiting),
         )  # fmt: skip
         return tuple(f"{name}: {value.why}" for name, value in named if isinstance(value, Unknown))
 
@@ -63,7 +65,7 @@ def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot)
     """Look beside what `snapshot` holds."""
     if not directory.exists:
         return Surroundings(alerts=Unknown(f"{directory.root} is not there"))
-    from tr11ops.alerts.reading import open_alerts
+    from tr11ops.alerts.reading import open_alerts, waiting
 
     return Surroundings(
         open_alerts(directory),
@@ -72,6 +74,7 @@ def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot)
         course_of(card),
         observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         _drill(directory, card),
+        waiting(directory),
     )
 
 
