@@ -30,6 +30,15 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Relaunch:
+    """The launch that takes the place of cancelled jobs: the array, the job behind which it queues, and those jobs."""
+
+    array: str
+    after: str | None
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Resubmit(Action):
     """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None: at once)."""
 
@@ -62,11 +71,13 @@ class Stacks(Action):
 class Cancel(Action):
     """End a job that holds nodes for nothing, or that can never start; `owes` are the waiting attempts lost with it.
 
-    `only_after` is the incident of an action that must have been done before, in the same pass.
+    `only_after` is the incident of an action that must have been done before, in the same pass. `relaunch` is what will
+    take the place of what waits: where it would be refused, nothing is cancelled.
     """
 
     owes: int = 0
     only_after: str = ""
+    relaunch: Relaunch | None = None
 
 
 @dataclass(frozen=True)

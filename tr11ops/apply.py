@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from tr11ops.actions import Action, Cancel, Exclude, Hold, Release, Resubmit, Stacks
+from tr11ops.actions import Action, Cancel, Exclude, Hold, Relaunch, Release, Resubmit, Stacks
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.deeds import INTENT, OUTCOME, Deed, Result, Standing, intent_data, outcome_data
 from tr11ops.detect import signs
@@ -209,6 +209,7 @@ class RunEffects:
             if isinstance(action, Exclude):
                 return self._exclude(action)
             if isinstance(action, Cancel):
+                self._prove_relaunch(action.relaunch)
                 self.scheduler.cancel(action.subject)
                 return "cancelled"
             if isinstance(action, Stacks):
@@ -218,6 +219,18 @@ class RunEffects:
             raise Uncertain(cause(error)) from None
         except (SchedulerError, OSError, ValueError) as error:
             raise NotDone(cause(error)) from None
+
+    def _prove_relaunch(self, relaunch: Relaunch | None) -> None:
+        """A queue is not emptied for a launch that would be refused. Raises NotDone with what refuses it."""
+        from tr11ops.launch.session import check_launch
+
+        if relaunch is None:
+            return
+        job = self.prepare(relaunch.array, relaunch.after)
+        view = check_launch(replace(job, request=replace(job.request, replaces=relaunch.replaces)))
+        if view.exit_code:
+            faults = "; ".join(str(check) for check in view.faults)
+            raise NotDone(f"the launch that would take its place is refused: {faults}")
 
     def _resubmit(self, action: Resubmit, tag: str) -> str:
         from tr11ops.launch.session import carry_out, check_launch

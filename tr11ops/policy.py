@@ -19,6 +19,7 @@ from tr11ops.actions import (
     Hold,
     Limits,
     Plan,
+    Relaunch,
     Release,
     Resubmit,
     Stacks,
@@ -180,6 +181,12 @@ def _replace(draft: _Draft, cancelled: list[Job]) -> None:
     last = max((_number(job) for job in left), key=lambda number: (len(number), number), default=None)
     after = last or (zombies[-1] if zombies else None)
     if owed:
+        gone_names = tuple(action.subject for action in draft.actions if isinstance(action, Cancel))
+        relaunch = Relaunch(f"1-{owed}", after, gone_names)
+        draft.actions = [
+            replace(action, relaunch=relaunch) if isinstance(action, Cancel) and action.owes else action
+            for action in draft.actions
+        ]
         _resubmit(draft, f"1-{owed}", "what could never start was cancelled", after)
     elif zombies and not left:
         _resubmit(draft, draft.limits.resubmit_array, "nothing is queued behind the lost job", after)

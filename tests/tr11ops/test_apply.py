@@ -17,7 +17,7 @@ import pytest
 from tests.tr11ops.disk_scheduler import EFFECT, DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops import pulse as pulse_module
-from tr11ops.actions import Action, Cancel, Hold, Release, Resubmit, Stacks
+from tr11ops.actions import Action, Cancel, Hold, Relaunch, Release, Resubmit, Stacks
 from tr11ops.apply import Done, NotDone, Uncertain, carry_out, settle
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerUnreachable
@@ -395,6 +395,23 @@ def test_holds_and_releases_go_through_the_record_of_holds(world: World) -> None
         effects.carry_out(Hold("12345", "why", "hold"), "")
     with pytest.raises(NotDone, match="already running"):
         effects.carry_out(Resubmit("1-3", "why", "resubmit"), new_tag())
+
+
+def test_what_waits_is_not_cancelled_for_a_launch_that_is_refused(world: World) -> None:
+    """The queue is not emptied first: the card no longer fits the cluster, so the old work keeps its place."""
+    number = world.scheduler.submit(replace_request(world))
+    seen = observe(world.directory, facts_of(world.card), world.scheduler, time.time())
+    effects = pulse_module._effects(Run(world.card, world.directory, world.scheduler, "root"), world.hands(), seen)
+    text = world.card_path.read_text()
+    world.card_path.write_text(text.replace("[slurm]", '[slurm]\npartition = "closed"'))
+    cancel = Cancel(number, "why", "cancel", owes=1, relaunch=Relaunch("1-1", "100", (number,)))
+    with pytest.raises(
+        NotDone, match=r"the launch that would take its place is refused: .*'closed' is not a partition"
+    ):
+        effects.carry_out(cancel, "")
+    assert number in {job.raw_id for job in world.living()}
+    world.card_path.write_text(text)
+    assert effects.carry_out(cancel, "") == "cancelled"
 
 
 def replace_request(world: World) -> BatchRequest:

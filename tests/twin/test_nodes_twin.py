@@ -16,11 +16,13 @@ import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.agent.health.base import EXIT_BAD_NODE
+from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.exclusions import read_version
 from tr11ops.rundir import RunDirectory
+from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
 from trainer.contract import RunPaths
 
@@ -147,7 +149,41 @@ def test_an_exclusion_reaches_queued_work_in_its_place_and_no_drain_is_touched(p
         assert listed["site_reason"].startswith("fan 3, by hand") and listed["exclusion"] is None
     finally:
         place.control("update", f"NodeName={drained}", "State=RESUME")
-    assert place.type_in("exclude", third, "--yes")[0] == 1  # one is the cap of six nodes, and one is excluded
+    ten = ("--set", "resilience.exclusion_cap_percent=10")
+    assert place.type_in("exclude", third, "--yes", *ten)[0] == 1  # one is the cap of six nodes, and one is excluded
+
+
+def test_a_node_that_the_site_removes_stops_no_launch_and_no_later_exclusion(place: Place) -> None:
+    """Slurm refuses a whole list for one unknown name, and keeps it in the list of what was queued before."""
+    first, second, gone = place.nodes[0], place.nodes[1], place.nodes[5]
+    place.control("update", f"PartitionName={place.twin.plan.partition}", "State=DOWN")  # what is queued stays so
+    array = place.submit("true", "small", 2, ours=True, array="1-5%1")
+    assert place.type_in("exclude", f"{first},{gone}", "--yes", *CAP)[0] == 0
+    try:
+        inject(place.twin, "node-removed", node=gone)
+        place.wait(lambda: len(place.slurm.nodes()) == len(place.nodes))  # the others, and the one without GPUs
+        refused = place.slurm.test(
+            BatchRequest("#!/bin/bash\n", "x", 1, 60, "/dev/null", place.folder, exclude=(gone,))
+        )
+        assert not refused.accepted and "Invalid node name" in refused.message
+        assert place.type_in("exclude", second, "--reason", "fan", "--yes", *CAP)[0] == 0
+        [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
+        assert queued.excluded == (first, second)
+        lines: list[str] = []
+        assert WaitingWork(place.slurm, place.directory, array, lines.append).exclude([first, second, gone])
+        assert gone in lines[0] and "left out" in lines[0]
+        assert {entry.node for entry in read_version(place.directory.exclusions).exclusions} == {first, second, gone}
+        place.slurm.cancel(array)
+        place.capture.readouterr()
+        execute(["launch", "--dry-run", "--json", "--run", "small.toml", "--scheduler", "slurm"])
+        checks = json.loads(place.capture.readouterr().out)["checks"]
+        assert not [one for one in checks if "Invalid node name" in one["text"]]
+        [told] = [one for one in checks if "left out" in one["text"]]
+        assert told["level"] == "warning" and gone in told["text"] and f"include {gone} --force" in told["fix"]
+        assert place.type_in("include", gone, "--force", "--yes")[0] == 0
+    finally:
+        heal(place.twin)
+        place.control("update", f"PartitionName={place.twin.plan.partition}", "State=UP")
 
 
 def test_the_health_job_runs_on_the_named_node_and_tells_the_bad_one(place: Place) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.hostlist import compress
+from tr11ops.nodes.given import given_to_scheduler, known_names
 from tr11ops.ownership import Ownership
 from tr11ops.rundir import RunDirectory
 
@@ -66,11 +67,23 @@ class WaitingWork:
         self._patience_seconds = patience_seconds
 
     def exclude(self, nodes: Iterable[str]) -> bool:
-        """Add nodes to the exclude lists of the waiting work, in place; False when that could not be done."""
-        wanted = frozenset(nodes)
+        """Add nodes to the exclude lists of the waiting work, in place; False when that could not be done.
+
+        What the scheduler does not know (any more) is left out, and told.
+        """
+        known = known_names(self._scheduler)
+        given = given_to_scheduler(sorted(nodes), known)
+        if given.left_out:
+            gone = f"{compress(given.left_out)}: unknown to the scheduler, left out of what it is given"
+            self._say(f"tr11: {gone}; on the run's list it stays")
+        wanted = frozenset(given.nodes)
+        if not wanted:
+            return True
         done, complete = self._change(
             "exclude nodes from",
-            lambda work: self._scheduler.exclude(work.number, tuple(sorted(work.excluded | wanted))),
+            lambda work: self._scheduler.exclude(
+                work.number, given_to_scheduler(sorted(work.excluded | wanted), known).nodes
+            ),
             lambda job: wanted <= set(job.excluded),
         )
         for number in done:
@@ -79,10 +92,12 @@ class WaitingWork:
 
     def readmit(self, nodes: Iterable[str]) -> bool:
         """Take nodes off the exclude lists of the waiting work, in place; False when that could not be done."""
-        wanted = frozenset(nodes)
+        wanted, known = frozenset(nodes), known_names(self._scheduler)
         done, complete = self._change(
             "take nodes off the exclude lists of",
-            lambda work: self._scheduler.exclude(work.number, tuple(sorted(work.excluded - wanted))),
+            lambda work: self._scheduler.exclude(
+                work.number, given_to_scheduler(sorted(work.excluded - wanted), known).nodes
+            ),
             lambda job: not wanted & set(job.excluded),
         )
         for number in done:

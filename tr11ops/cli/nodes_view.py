@@ -80,9 +80,8 @@ class Desk:
         from tr11ops.nodes.view import queue_changes
 
         listed = ({entry.node for entry in self.exclusions} | set(add)) - set(remove)
-        return queue_changes(
-            self.own_jobs, listed & {node.name for node in self.nodes}, remove, keep=self.card_exclusions
-        )
+        known = {node.name for node in self.nodes}
+        return queue_changes(self.own_jobs, known, listed, remove, keep=self.card_exclusions)
 
     def resolve(self, typed: Sequence[str]) -> tuple[str, ...]:
         """The nodes that were typed. Raises Refusal for what cannot be one."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tr11ops.attention import attention_checks
 from tr11ops.cluster.base import Partition
+from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.exclusions import due_for_recheck
 from tr11ops.exit_duration import ExitPlan, exit_plan
 from tr11ops.launch.archives import archive_checks
@@ -21,6 +22,7 @@ from tr11ops.launch.margins import is_measured, margin_checks
 from tr11ops.launch.place import damage_checks, holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
+from tr11ops.nodes.given import Given, given_to_scheduler
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.rundir import RunDirectory
@@ -95,13 +97,13 @@ def chosen_partition(card: RunCard, partitions: Iterable[Partition]) -> Partitio
     return defaults[0] if defaults else None
 
 
-def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> tuple[str, ...]:
-    """Nodes that must not be used: asked for, in the card, and on the run's own list.
+def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:
+    """Nodes that must not be used: asked for, in the card, and on the run's own list, as far as the cluster has them.
 
     An exclusion whose time has passed holds until a check of the node has passed.
     """
     listed = (entry.node for entry in known(facts.exclusions, ()))
-    return tuple(dict.fromkeys((*request.exclude, *listed)))
+    return given_to_scheduler((*request.exclude, *listed), [node.name for node in known(facts.nodes, ())])
 
 
 def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
@@ -147,8 +149,10 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
         rule = f"{short(due)}: the time of the exclusion is over, a check may give the node back"
         yield warning("exclusions", rule, "tr11 nodes check --due")
     nodes = {node.name: node for node in facts.nodes}
-    excluded = excluded_nodes(request, facts)
-    strangers = [name for name in request.exclude if name not in nodes]
+    given = excluded_nodes(request, facts)
+    excluded = given.nodes
+    yield from _gone_checks(card, given, facts)
+    strangers = [name for name in given.left_out if name in request.exclude and name not in card_exclusions(card)]
     if strangers:
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
@@ -174,6 +178,29 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
     if card.slurm.gpus_per_node and len(open_to_us) - len(small) < wanted <= len(open_to_us):
         rule = f"{card.slurm.gpus_per_node} GPUs a node are needed, {short(small)} have fewer"
         yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
+
+
+def card_exclusions(card: RunCard) -> tuple[str, ...]:
+    """The nodes of slurm.exclude, host lists expanded; what is no host list is judged where the card is read."""
+    names: list[str] = []
+    for text in card.slurm.exclude:
+        try:
+            names += expand(text)
+        except HostlistError:
+            continue
+    return tuple(names)
+
+
+def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Check]:
+    """What is excluded and no node of the cluster any more: told, and left out, for one such name spoils a list."""
+    listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in given.left_out]
+    if listed:
+        rule = f"{short(listed)} on the run's list: no node of this cluster (any more), left out"
+        yield warning("exclusions", rule, f"`tr11 nodes include {','.join(listed)} --force` takes it off the list")
+    in_card = [name for name in card_exclusions(card) if name in given.left_out]
+    if in_card:
+        rule = f"{short(in_card)}: no node of this cluster (any more), left out"
+        yield warning("slurm.exclude", rule, "take it out of the card")
 
 
 def _wanted_nodes(card: RunCard) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -93,7 +94,7 @@ def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -
     """Plan it, and let the scheduler say whether it would take it."""
     name = job.scheduler.name
     try:
-        excluded = excluded_nodes(request, facts)
+        excluded = excluded_nodes(request, facts).nodes
         plan = plan_launch(job.card, job.directory, request, excluded, tag, known(facts.history, None))
         result = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
@@ -104,7 +105,26 @@ def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -
         return None, refused("run.directory", str(error), "choose another path", 2)
     if result.accepted:
         return plan, ok("scheduler", f"{name} would take it ({result.message})")
-    return None, refused("scheduler", f"{name} refuses it: {result.message}", "change the card or the options")
+    return None, refused_by_scheduler(job.card, name, result.message)
+
+
+# What the scheduler says of a request, and the key of the card that it is about.
+_KEYS = (
+    (re.compile(r"reservation", re.I), "reservation"),
+    (re.compile(r"feature", re.I), "constraint"),
+    (re.compile(r"\baccount", re.I), "account"),
+    (re.compile(r"\bqos\b", re.I), "quality_of_service"),
+)
+
+
+def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Check:
+    """The refusal of a trial: under the card's key that it is about, where the scheduler's words tell."""
+    for pattern, key in _KEYS:
+        value = getattr(card.slurm, key)
+        if value and pattern.search(message):
+            rule = f"{value!r} is refused by {scheduler}: {message}"
+            return refused(f"slurm.{key}", rule, "the site has ended, renamed or closed it: correct the card", 2)
+    return refused("scheduler", f"{scheduler} refuses it: {message}", "change the card or the options")
 
 
 def _rows(plan: LaunchPlan, job: LaunchJob, chain: Chain) -> list[tuple[str, str]]:
@@ -144,7 +164,7 @@ def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) 
     done = [submit(plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind, left=left)]
     for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
         request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=())
-        excluded, history = excluded_nodes(request, view.facts), known(view.facts.history, None)
+        excluded, history = excluded_nodes(request, view.facts).nodes, known(view.facts.history, None)
         following = plan_launch(job.card, job.directory, request, excluded, new_tag(), history)
         done.append(submit(following, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind))
     return tuple(done)

@@ -24,7 +24,7 @@ def project(
     """Make the pending jobs that `look` finds avoid every node on the ledger; returns what could not be done.
 
     `remove` are nodes just taken off the ledger, `keep` those that stay excluded for another reason, `known` the
-    cluster's nodes (the scheduler refuses a list with any other). The ledger is read again after the change: when two
+    cluster's nodes (see `tr11ops.nodes.given`). The ledger is read again after the change: when two
     hosts do this at once, the last one to write has seen both changes. Raises OSError, ValueError and
     SchedulerUnreachable when the ledger or the queue cannot be read.
     """
@@ -32,7 +32,7 @@ def project(
     for _ in range(MOST_ROUNDS):
         version = read_version(directory.exclusions)
         listed = {entry.node for entry in version.exclusions}
-        for change in queue_changes(look(), listed & set(known), set(remove) - listed, keep):
+        for change in queue_changes(look(), known, listed, set(remove) - listed, keep):
             fault = _apply(scheduler, change, user)
             if fault:
                 failed[change.job_id] = fault

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tr11ops.cluster.base import Job, JobState, Node, Partition
+from tr11ops.nodes.given import given_to_scheduler
 from tr11ops.snapshot import Exclusion
 
 
@@ -70,14 +71,21 @@ class QueueChange:
 
 
 def queue_changes(
-    jobs: Iterable[Job], add: Iterable[str] = (), remove: Iterable[str] = (), keep: Iterable[str] = ()
+    jobs: Iterable[Job],
+    known: Collection[str],
+    add: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    keep: Iterable[str] = (),
 ) -> tuple[QueueChange, ...]:
-    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken off in any case."""
+    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken off in any case.
+
+    `known` are the cluster's nodes: no list is given any other name, also where the job had it so far.
+    """
     added, removed = set(add), set(remove) - set(keep)
     found = []
     for job in jobs:
         if job.state is JobState.PENDING:
-            after = tuple(sorted((set(job.excluded) | added) - removed))
-            if set(after) != set(job.excluded):
+            after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
+            if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
                 found.append(QueueChange(job.job_id, job.user, job.excluded, after))
     return tuple(found)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tr11ops.agent.breaker import NO_VERDICT, Burned, must_hold, read_burned
 from tr11ops.agent.records import AttemptVerdict, LaunchRecord, of_failure, without_restart
 from tr11ops.agent.waiting import WaitingWork
-from tr11ops.cluster.base import Job, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Node, SchedulerError, SchedulerUnreachable
 from tr11ops.rundir import RunDirectory
 from trainer.contract import EXIT_HELD, RunPaths, append_line, write_json
 
@@ -104,6 +104,7 @@ class Queue:
     def __init__(self, *jobs: Job) -> None:
         self.waiting = {job.raw_id: job for job in jobs}
         self.silent = 0
+        self.known: tuple[Node, ...] = ()
         self.refuses: dict[str, bool] = {}  # job -> is it done all the same?
 
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
@@ -126,6 +127,9 @@ class Queue:
         if self.silent:
             self.silent -= 1
             raise SchedulerUnreachable("no answer")
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self.known
 
     def _change(self, job_id: str, **changes: object) -> None:
         self._answer()

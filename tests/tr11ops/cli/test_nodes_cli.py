@@ -311,9 +311,9 @@ def test_a_request_travels_as_json() -> None:
 
 def test_queue_lists_keep_what_others_put_there() -> None:
     jobs = [job(JobState.PENDING, excluded=("a", "z")), job(JobState.RUNNING), job(JobState.PENDING, excluded=("b",))]
-    [first, second] = queue_changes(jobs, add=["b", "c"])
+    [first, second] = queue_changes(jobs, "abcz", add=["b", "c"])
     assert first.after == ("a", "b", "c", "z") and second.after == ("b", "c")
-    assert [change.after for change in queue_changes(jobs, remove=["a", "b"], keep=["b"])] == [("z",)]
+    assert [change.after for change in queue_changes(jobs, "abcz", remove=["a", "b"], keep=["b"])] == [("z",)]
 
 
 def test_host_lists_are_expanded_once() -> None:

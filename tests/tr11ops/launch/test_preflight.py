@@ -24,6 +24,7 @@ from tr11ops.launch.place import files_of_checkpoint
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED
 from tr11ops.launch.surroundings import AccessFault, ClockFacts, Holder, read_access
+from tr11ops.nodes.given import Given
 from tr11ops.runcard import RunCard, load_card
 from tr11ops.rundir import RunDirectory, Submission, make_shared, new_tag
 from tr11ops.snapshot import Exclusion, Unknown, known
@@ -139,16 +140,25 @@ def test_excluded_nodes_come_from_everywhere_and_must_exist(bench: Bench) -> Non
     listed = (Exclusion("n3", until=1e18), Exclusion("n4", until=1.0))
     bench.changes = {"exclusions": listed}
     bench.request = replace(bench.request, exclude=("n1",))
-    assert excluded_nodes(bench.request, bench.facts()) == ("n1", "n3", "n4")
+    assert excluded_nodes(bench.request, bench.facts()) == Given(("n1", "n3", "n4"))
     assert any("exclusions: n4: the time of the exclusion is over" in fault for fault in bench.faults())
     bench.changes = {"exclusions": listed[:1]}
-    assert excluded_nodes(bench.request, bench.facts()) == ("n1", "n3")
+    assert excluded_nodes(bench.request, bench.facts()) == Given(("n1", "n3"))
     assert bench.code() == 0
     bench.request = replace(bench.request, exclude=("n1", "n2"))
     assert "refused: nodes: 2 are needed, there are 1 of partition p after 3 excluded" in bench.faults()[0]
     bench.request = replace(bench.request, exclude=("m1",))
     assert "exclude: 'm1' is not a node of this cluster; the nodes are n1, n2, n3, n4" in bench.faults()[0]
     assert bench.code() == 2
+
+
+def test_an_excluded_node_that_the_site_has_removed_is_left_out_and_told(bench: Bench) -> None:
+    bench.changes = {"exclusions": (Exclusion("n3", until=1e18), Exclusion("gone7", until=1e18))}
+    assert excluded_nodes(bench.request, bench.facts()) == Given(("n3",), ("gone7",))
+    assert bench.code() == 0
+    [told] = [fault for fault in bench.faults() if "left out" in fault]
+    assert "exclusions: gone7 on the run's list: no node of this cluster (any more), left out" in told
+    assert "`tr11 nodes include gone7 --force` takes it off the list" in told
 
 
 def cut(path: Path) -> None:
