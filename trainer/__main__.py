@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.flight_recorder import OperationsOnRequest
 from trainer.lease import Lease
 from trainer.leaving import end_now
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
@@ -41,7 +42,11 @@ def main(arguments: list[str]) -> None:
     rank, paths = int(os.environ["RANK"]), config.paths
     attempt = Attempt.from_environment(os.environ, paths)
     heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
-    watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
+    watch_for_kill_now(
+        config.kill_switch,
+        lambda request: end_now(paths, attempt, heartbeat, rank, request),
+        OperationsOnRequest(paths, attempt.job_id, attempt.launch, rank),
+    )
     # A newcomer watches whoever holds the lease for some seconds: these.
     lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None
     from trainer.start import run

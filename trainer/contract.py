@@ -114,8 +114,13 @@ class RunPaths:
 
     @property
     def profile_request(self) -> Path:
-        """Profile some steps, or write what the ranks wait for."""
+        """A file whose existence asks for a trace of the next steps."""
         return self.requests / "profile.json"
+
+    @property
+    def operations_request(self) -> Path:
+        """A file whose existence asks every rank for its last operations with the others."""
+        return self.requests / "operations.json"
 
     def answer(self, request: int) -> Path:
         """What became of a request for a checkpoint or a profile."""
@@ -149,6 +154,10 @@ class RunPaths:
     def profiles(self, job_id: str) -> Path:
         """What the profiler saw: traces and memory snapshots that were asked for."""
         return self.attempt(job_id) / "profile"
+
+    def compute(self, job_id: str, rank: int) -> Path:
+        """A rank's own seconds in forward, backward and optimizer: see `trainer.compute_record`."""
+        return self.attempt(job_id) / "compute" / f"rank-{rank}.json"
 
     def stop_request(self, job_id: str) -> Path:
         """A file whose existence asks this attempt, and no other, to save and leave."""

@@ -35,7 +35,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime import bf16_optimizer
-    from deepspeed.runtime.pipe.schedule import ReduceTiedGrads
+    from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, ReduceTiedGrads
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -62,6 +62,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.groups import parameter_groups
 from trainer.optim.interface import MOMENTS, TrainingOptimizer, shares_of
 from trainer.optim.watch import UpdateWatch
+from trainer.profile import ComputeClock
 from trainer.shard import sharding_of
 
 
@@ -136,6 +137,7 @@ class Engine:
         stage: list[tuple[str, nn.Module]],
         optimizer: TrainingOptimizer | None,
         watch: UpdateWatch | None,
+        compute: ComputeClock,
     ):
         self.config = config
         self.mesh = mesh
@@ -145,6 +147,7 @@ class Engine:
         self._parameters = list(logical_parameters(stage))
         self._shares = {share.name: share for share in shares_of(self._parameters)}
         self._watch = watch
+        self.compute = compute
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
@@ -186,8 +189,17 @@ class Engine:
                 config=_deepspeed_config(config, mesh, local_elements, for_training),
                 dist_init_required=False,
             )
-            pipeline._INSTRUCTION_MAP = pipeline._INSTRUCTION_MAP | {ReduceTiedGrads: _sum_copies}
-        return cls(config, mesh, pipeline, stage, optimizer, watch)
+            compute = ComputeClock(mesh.device)
+            own = pipeline._INSTRUCTION_MAP
+            pipeline._INSTRUCTION_MAP = own | {
+                ReduceTiedGrads: _sum_copies,
+                ForwardPass: compute.timed("forward", own[ForwardPass]),
+                BackwardPass: compute.timed("backward", own[BackwardPass]),
+            }
+            if optimizer is not None:
+                optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
+                optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
+        return cls(config, mesh, pipeline, stage, optimizer, watch, compute)
 
     @property
     def needs_data(self) -> bool:
@@ -224,6 +236,7 @@ class Engine:
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
         watch.begin()
+        self.compute.take()  # an evaluation's is not of this step
         loss = engine.train_batch(data_iter=batches)
         self.steps += 1
         norm = engine.get_global_grad_norm()

@@ -6,9 +6,11 @@ failures are written here, and both on request, from a thread: the training's ow
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.contract import RunPaths
+from trainer.requests import read_request
 
 
 def record_path(paths: RunPaths, job_id: str, launch: int, rank: int, request: int = 0) -> Path:
@@ -33,3 +35,20 @@ def write_record(path: Path) -> bool:
             path.write_bytes(text)
             return True
     return False
+
+
+class OperationsOnRequest:
+    """Called again and again: honours each request for the operations once, whatever the training's thread does."""
+
+    def __init__(self, paths: RunPaths, job_id: str, launch: int, rank: int):
+        self._paths, self._place = paths, (job_id, launch, rank)
+        self._honoured: set[int] = set()
+
+    def __call__(self) -> None:
+        request = read_request(self._paths.operations_request, "operations")
+        if request is None or request.id in self._honoured:
+            return
+        self._honoured.add(request.id)
+        job_id, launch, rank = self._place
+        with suppress(OSError):  # who asked sees which ranks have not written
+            write_record(record_path(self._paths, job_id, launch, rank, request.id))

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from trainer.account import Account
 from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.catalogue import CheckpointError, fence_off
+from trainer.compute_record import ComputeRecord
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
 from trainer.contract import StepRecord
@@ -40,6 +41,7 @@ from trainer.mesh import Mesh, worker_device
 from trainer.metrics import Interval, MetricsWriter
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
+from trainer.profile import StepProfiler
 from trainer.progress import Progress
 from trainer.recovery import SpikeWatch
 from trainer.resume import Resumed, load_newest, load_step, read_card_hash
@@ -198,6 +200,8 @@ class Trainer:
             config.paths, self.attempt.job_id, self.rank == self.world_size - 1, config.logging, self.world_size
         )
         self.metrics.open()
+        self.profiler = StepProfiler(config.paths, self.attempt, (self.rank, self.world_size), self.device)
+        self.compute = ComputeRecord(config.paths, self.attempt, self.rank)
         self._closers.append(self.metrics.close)
         self.metrics.settings(config.model_dump(mode="json"), self.progress.iteration)
 
@@ -271,12 +275,14 @@ class Trainer:
         result = self.engine.train_step(self.dumps.watch(self.stream), global_batch, self.progress.iteration, length)
         self.progress = self.progress.after_step(global_batch, length, result.loss, result.skipped)
         self.steps_done += 1
+        self.profiler.after_step(self.progress.iteration)
         if self.steps_done == 1:  # all is compiled and connected: whoever is late from now on is lost
             self.mesh.groups.set_timeout(timedelta(minutes=config.parallel.step_timeout_minutes))
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         tokens = global_batch * length
         interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.zeros)
         interval.time("optimizer", result.update_seconds)
+        self.compute.add(self.progress.iteration, self.engine.compute.take())
         return result
 
     def _largest(self, values: list[int]) -> list[int]:
@@ -300,6 +306,8 @@ class Trainer:
         while True:
             self.switches.enter(phase, self.progress.iteration)
             agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
+            if agreed.profile is not None:
+                self.profiler.start(agreed.profile, self.progress.iteration)
             if agreed.save and self.steps_done and agreed.decision is None:
                 self._save()
             if agreed.decision is not None or not agreed.waits:

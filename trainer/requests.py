@@ -3,6 +3,8 @@
     kill-switch                          save and stop, or (kind "kill-now") end within seconds without saving
     state/requests/checkpoint-now.json   save at the next step and go on
     state/requests/pause.json            no attempt trains but the one that it names
+    state/requests/profile.json          trace some steps of one rank
+    state/requests/operations.json       every rank writes what it did last with the others, even while it hangs
 
 A file counts by its existence; what it says is who asked and why, and a number. A rank that has honoured the request
 says so by writing that number into its heartbeat. A file made by hand (`touch`) has no number, and no receipts.
@@ -23,8 +25,9 @@ from typing import Any, Literal
 
 from trainer.contract import RunPaths, host_name, read_json, write_json
 
-Kind = Literal["kill", "kill-now", "checkpoint", "pause"]
-KINDS: tuple[Kind, ...] = ("kill", "kill-now", "checkpoint", "pause")
+Kind = Literal["kill", "kill-now", "checkpoint", "pause", "profile", "operations"]
+KINDS: tuple[Kind, ...] = ("kill", "kill-now", "checkpoint", "pause", "profile", "operations")
+MOST_PROFILED_STEPS = 10
 BY_HAND = 0  # the number of a request that has none
 WATCH_SECONDS = 1.0
 
@@ -33,7 +36,7 @@ WATCH_SECONDS = 1.0
 class Request:
     """One request. `id`: 1 to 2**31 - 1, so that the ranks can tell each other. `directory`: the run that is meant.
 
-    `exempt` is the attempt (a job's number) that a pause lets train to its end.
+    `exempt` is the attempt (a job's number) that a pause lets train to its end. `steps` and `rank`: of a profile.
     """
 
     kind: Kind
@@ -44,6 +47,8 @@ class Request:
     why: str = ""
     directory: str = ""
     exempt: str = ""
+    steps: int = 0
+    rank: int = 0
 
     def write(self, path: Path) -> None:
         """Make the request, in one step. Raises OSError as the file system does."""
@@ -80,8 +85,17 @@ def pause_of(paths: RunPaths, job_id: str) -> Request | None:
 
 
 @dataclass(frozen=True)
+class ProfileAsk:
+    """A profile, as all ranks know of it."""
+
+    id: int
+    steps: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What became of a request for a checkpoint: `step` is the checkpoint's, None when it could not be saved."""
+    """What became of a request: `step` is the checkpoint's or the last profiled one, None when there is none."""
 
     id: int
     step: int | None
@@ -101,10 +115,12 @@ class Answer:
             raise ValueError(f"{path} is not an answer: {error}") from None
 
 
-def watch_for_kill_now(kill_switch: Path, leave: Callable[[Request], object]) -> None:
+def watch_for_kill_now(
+    kill_switch: Path, leave: Callable[[Request], object], also: Callable[[], object] = lambda: None
+) -> None:
     """Look for a `kill-now` from a thread of its own, and call `leave` with it: whatever the training waits for.
 
-    Every rank looks for itself: none could rely on another one that hangs.
+    Every rank looks for itself: none could rely on another one that hangs. `also` is called at each look.
     """
 
     def watch() -> None:
@@ -113,6 +129,7 @@ def watch_for_kill_now(kill_switch: Path, leave: Callable[[Request], object]) ->
             if request is not None and request.kind == "kill-now":
                 leave(request)
                 return
+            also()
             time.sleep(WATCH_SECONDS)
 
     threading.Thread(target=watch, name="kill-now", daemon=True).start()

@@ -15,10 +15,11 @@ from trainer.contract import RunPaths, write_json
 from trainer.drill import hold_from
 from trainer.lease import Lease
 from trainer.lifecycle import Attempt, Decision, HeartbeatWriter, Limits, SignalFlag, decide, look, tell
-from trainer.requests import BY_HAND, Answer, Request, pause_of, read_request
+from trainer.requests import BY_HAND, Answer, ProfileAsk, Request, pause_of, read_request
 
 # Places in the vector that all ranks agree on; the first three are those of `trainer.lifecycle.look`.
 KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)
+PROFILE, PROFILED_STEPS, PROFILED_RANK, PLACES = range(9, 13)
 WITHOUT_SAVING = 2  # a kill switch that asks for the end at once
 
 
@@ -29,6 +30,7 @@ class Agreed:
     decision: Decision | None
     save: bool
     waits: bool
+    profile: ProfileAsk | None = None
 
 
 class Switches:
@@ -63,7 +65,7 @@ class Switches:
 
         `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
         """
-        now, own = self._clock(), [0] * 9
+        now, own = self._clock(), [0] * PLACES
         own[SIGNAL], own[WAITING] = int(self._flag.received or 0), int(waits or self._data_are_held(iteration))
         if self._is_first:
             self._look(own, trained, save_is_due, now)
@@ -73,7 +75,8 @@ class Switches:
             self._heartbeat.acknowledge(signs[SAVE_REQUEST])
             self._asked = (signs[SAVE_REQUEST], iteration)
         decision = self._decide(signs, iteration, trained, now)
-        return Agreed(decision, bool(signs[SAVE] or signs[SAVE_REQUEST]), bool(signs[WAITING]))
+        ask = ProfileAsk(signs[PROFILE], signs[PROFILED_STEPS], signs[PROFILED_RANK]) if signs[PROFILE] else None
+        return Agreed(decision, bool(signs[SAVE] or signs[SAVE_REQUEST]), bool(signs[WAITING]), ask)
 
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
         kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, now)
@@ -87,6 +90,7 @@ class Switches:
             own[SUPERSEDED] = int(self.lease.lost)
         if trained:
             self._look_for_request(own)
+            self._look_for_profile(own)
         else:  # a pause is for what begins: who has trained a step goes on
             pause = pause_of(self._paths, self._attempt.job_id)
             own[PAUSED] = int(pause is not None)
@@ -105,6 +109,18 @@ class Switches:
         with suppress(OSError):  # it is not honoured twice
             path.unlink()
             self._honoured.discard(BY_HAND)
+
+    def _look_for_profile(self, own: list[int]) -> None:
+        path = self._paths.profile_request
+        if not os.path.lexists(path):
+            return
+        request = read_request(path, "profile") or Request("profile")
+        with suppress(OSError):
+            path.unlink()
+        if request.id and request.id not in self._honoured:
+            self._honoured.add(request.id)
+            own[PROFILE], own[PROFILED_STEPS], own[PROFILED_RANK] = request.id, request.steps, request.rank
+            tell(f"tr11: a profile was asked for by {request}")
 
     def _decide(self, signs: list[int], iteration: int, trained: bool, now: float) -> Decision | None:
         if signs[SUPERSEDED]:

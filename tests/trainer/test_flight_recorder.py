@@ -18,8 +18,9 @@ from trainer import start
 from trainer.config import TrainerConfig
 from trainer.contract import RunPaths
 from trainer.engine import init_distributed
-from trainer.flight_recorder import record_path, write_record
+from trainer.flight_recorder import OperationsOnRequest, record_path, write_record
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
+from trainer.requests import Request
 
 
 def late(folder: Path) -> Any:
@@ -76,3 +77,19 @@ def test_a_time_out_leaves_what_the_rank_waited_for(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: b'{"entries":[]}')
     assert not write_record(tmp_path / "x" / "y.json") and not (tmp_path / "x").exists()
+
+
+def test_a_request_is_honoured_once_by_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = b'{"entries":[{"record_id":1}]}'
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: kept)
+    paths = RunPaths(tmp_path, "run", "main", "")
+    look = OperationsOnRequest(paths, "7", 2, 5)
+    look()
+    assert not paths.flight_records("7").exists()
+    Request("operations", 31, "ana").write(paths.operations_request)
+    look()
+    place = record_path(paths, "7", 2, 5, 31)
+    assert place.read_bytes() == kept and place.name == "launch-2-request-31-rank-5.json"
+    place.unlink()
+    look()
+    assert not place.exists()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
-from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, put_request, record, scene, standing_lines
-
-if TYPE_CHECKING:
-    from tr11ops.stop import StopView
-    from trainer.requests import Answer, Request
+from tr11ops.cli.stopping import (
+    DryRunOption,
+    ReasonOption,
+    await_answer,
+    put_request,
+    record,
+    scene,
+    standing_lines,
+)
 
 CHECKPOINT_NOW_SCHEMA = 1
-POLL_SECONDS = 0.5
 
 
 def checkpoint_now(
@@ -68,7 +70,7 @@ def checkpoint_now(
     answer = None
     if wait:
         seconds = place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
-        answer = _await(place, view, request, seconds)
+        answer = await_answer(place, view, request, seconds)
     if as_json:
         value = {"schema": CHECKPOINT_NOW_SCHEMA, "request": request.id, "answered": answer is not None}
         typer.echo(json.dumps({**value, "checkpoint": answer.step if answer else None}, indent=1))
@@ -76,27 +78,3 @@ def checkpoint_now(
         typer.echo(f"saved: global_step{answer.step}; the training goes on")
     if wait and (answer is None or answer.step is None):
         raise Refusal(answer.message if answer else f"no checkpoint came in time; look with `{place.command('logs')}`")
-
-
-def _await(place: Scene, view: StopView, request: Request, seconds: float) -> Answer | None:
-    """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
-    from tr11ops.stop import receipts
-    from trainer.requests import Answer
-
-    if not request.id:
-        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{place.command('status')}`")
-    until, said = time.monotonic() + seconds, ""
-    while True:
-        try:
-            answer = Answer.read(place.directory.paths.answer(request.id))
-        except (OSError, ValueError):
-            answer = None  # being written by another node
-        if answer is not None:
-            return answer
-        text = str(receipts(place.directory, request.id, view.attempts))
-        if text and text != said:
-            say(f"  {text}")
-            said = text
-        if time.monotonic() >= until:
-            return None
-        time.sleep(POLL_SECONDS)

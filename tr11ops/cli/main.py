@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "checkpoint-now": LazyCommand(
         "tr11ops.cli.checkpoint_now", "checkpoint_now", "Save at the next step, and train on."
     ),
+    "profile": LazyCommand("tr11ops.cli.profile", "profile", "A trace of some steps, or what each rank waits for."),
     "drill": LazyCommand("tr11ops.cli.drill", "drill", "Prove on this cluster that a stop signal saves, in any phase."),
     "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
     "doctor": LazyCommand("tr11ops.cli.doctor", "doctor", "Is everything in place to launch a card from here?"),

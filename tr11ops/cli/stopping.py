@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
     from tr11ops.rundir import RunDirectory
     from tr11ops.stop import StopView
-    from trainer.requests import Request
+    from trainer.requests import Answer, Request
 
 POLL_SECONDS = 1.0
+ANSWER_POLL_SECONDS = 0.5
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
 ]
@@ -173,6 +174,30 @@ def put_request(place: Scene, path: Path, request: Request) -> bool:
     if short:
         say(f"tr11: {path} could only be made empty ({short}): who asks, and why, is not in it")
     return True
+
+
+def await_answer(place: Scene, view: StopView, request: Request, seconds: float) -> Answer | None:
+    """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
+    from tr11ops.stop import receipts
+    from trainer.requests import Answer
+
+    if not request.id:
+        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{place.command('status')}`")
+    until, said = time.monotonic() + seconds, ""
+    while True:
+        try:
+            answer = Answer.read(place.directory.paths.answer(request.id))
+        except (OSError, ValueError):
+            answer = None  # being written by another node
+        if answer is not None:
+            return answer
+        text = str(receipts(place.directory, request.id, view.attempts))
+        if text and text != said:
+            say(f"  {text}")
+            said = text
+        if time.monotonic() >= until:
+            return None
+        time.sleep(ANSWER_POLL_SECONDS)
 
 
 def stop_without_files(place: Scene, view: StopView, now: bool) -> bool:

@@ -56,6 +56,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "array-held": lambda data: f"held what waits: job {_names(data, 'jobs')}",
     "stop-fallback": lambda data: f"cancelled job {data.get('job')}, which did not stop",
     "checkpoint-now": lambda _: "asked for a checkpoint",
+    "profile": lambda _: "asked for a profile",
     "repaired": lambda data: f"repaired the chain: {data.get('action')} job {data.get('job_id')}",
     "replaced": lambda data: f"gave the queue a new card: job {data.get('job_id')} -> {_names(data, 'submitted')}",
     "alert-acknowledged": lambda data: f"acknowledged: {_alert(data)}",

@@ -297,6 +297,31 @@ def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> Non
     assert answer.code == 1 and "nothing of this run is training" in answer.err
 
 
+# ----------------------------------------------------------------------------- profile
+def test_a_profile_names_its_file_or_says_why_there_is_none(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    asked = directory.paths.profile_request
+    running(bench, f"while [ ! -e {asked} ]; do sleep 0.05; done; exec sleep 600")
+    shown = tr11(bench, "profile", "--dry-run")
+    assert shown.code == 0 and "3 steps of rank 0" in shown.err and not asked.exists()
+    late = tr11(bench, "profile", "--yes", "--steps", "2", "--rank", "1", "--timeout", "0")
+    assert late.code == 1 and "no profile came in time" in late.err
+    request = read_request(asked, "profile")
+    assert request is not None and (request.kind, request.steps, request.rank) == ("profile", 2, 1)
+    (entry,) = [entry for entry in read_journal(directory.journal).entries if entry.kind == "profile"]
+    assert entry.data == {"request": request.id, "steps": 2, "rank": 1}
+
+
+def test_operations_of_all_ranks_that_answer(bench: LocalBench) -> None:
+    """The request is taken back, so that a rank that starts later does not write."""
+    directory = run_directory(bench)
+    number = running(bench, "exec sleep 600")
+    write_beats(bench, number, 0, 0, ranks=2)
+    none = tr11(bench, "profile", "--operations", "--yes", "--timeout", "0")
+    assert none.code == 1 and "no rank wrote its operations" in none.err
+    assert not directory.paths.operations_request.exists()
+
+
 # ----------------------------------------------------------------------------- the files
 @pytest.mark.parametrize(
     ("text", "kind", "number"),
