@@ -292,7 +292,8 @@ def test_signal_waits_for_a_task_that_is_just_starting(scheduler: LocalScheduler
 
 def test_a_signal_for_all_reaches_the_children(scheduler: LocalScheduler) -> None:
     child = "(trap 'echo child > heard; exit' USR1; touch ready; while :; do sleep 0.05; done)"
-    body = f"trap 'exit 5' USR1; {child} & wait $!"
+    # the batch shell leaves after the child: what is left of a task when its shell ends is killed
+    body = f"trap 'wait $!; exit 5' USR1; {child} & wait $!"
     job_id = scheduler.submit(request(scheduler, body))
     until((scheduler.store.folder.parent / "ready").exists, "the child is ready")
     scheduler.signal(job_id, "SIGUSR1", batch_only=False)
