@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tr11ops import fallback
 
-# The first example imports what the others find loaded, and three parts of the tests share two cores.
+# The first example imports what the others find loaded, and three parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tr11")
 
