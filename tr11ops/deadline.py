@@ -8,6 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# The limits of docs/deadlines.md. Time-outs of single reads do not bound a whole look; these do.
+SCHEDULER_SECONDS = 12.0  # of one question of a look, or of a stop: a controller that is silent for longer is away
+LOOK_SECONDS = 60.0  # of one look, its files and the scheduler together
+PASS_SECONDS = 600.0  # of one pass of the watchdog, which may launch and deliver mails
+STOP_SECONDS = 15.0  # of each step of a stop in the run directory: reading what is there, setting the switch
+
 
 class Late(TimeoutError):
     """The effect did not end in time; whether it came about is not known."""

@@ -6,6 +6,7 @@ Nothing here raises for what could not be seen: that is `Unknown`, with its reas
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -67,26 +68,12 @@ def observe(
     if not directory.exists:
         why = Unknown(f"{directory.root} is not there: nothing launched from here, or its file system is not mounted")
         mine, namesakes = _split(jobs, Ownership(directory, variant=facts.variant))
-        return Snapshot(
-            time=moment.time,
-            run=facts,
-            scheduler=name,
-            jobs=mine,
-            nodes=nodes,
-            steps=why,
-            heartbeats=why,
-            attempts=why,
-            checkpoints=why,
-            kill_switch=evidence.read_kill_switch(facts.kill_switch) or why,
-            exclusions=why,
-            submissions=why,
-            namesakes=namesakes,
-            damaged_files=why,
-            resubmitted=why,
+        blind = unseen(facts, moment, why)
+        switch = evidence.read_kill_switch(facts.kill_switch) or why
+        return replace(
+            blind, scheduler=name, jobs=mine, nodes=nodes, namesakes=namesakes, kill_switch=switch,
             clock_ahead=moment.ahead,
-            **vars(unseen_training(why)),
-            **vars(unseen_operation(why)),
-        )
+        )  # fmt: skip
     paths = directory.paths
     submissions, submission_doubts = evidence.read_submissions(directory)
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), facts.variant, scheduler=name))
@@ -118,6 +105,30 @@ def observe(
         clock_ahead=moment.ahead,
         **vars(see_training(paths, attempts)),
         **vars(operation),
+    )
+
+
+def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
+    """A snapshot in which nothing was seen, for one reason. No file is read."""
+    return Snapshot(
+        time=moment.time,
+        run=facts,
+        scheduler="",
+        jobs=why,
+        nodes=why,
+        steps=why,
+        heartbeats=why,
+        attempts=why,
+        checkpoints=why,
+        kill_switch=why,
+        exclusions=why,
+        submissions=why,
+        damaged_files=why,
+        resubmitted=why,
+        clock_ahead=why,
+        pause=why,
+        **vars(unseen_training(why)),
+        **vars(unseen_operation(why)),
     )
 
 

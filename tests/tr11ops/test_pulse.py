@@ -15,9 +15,9 @@ import pytest
 from tests.tr11ops.cli.local_bench import NODES, LocalBench
 from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops import deadline
 from tr11ops import pulse as pulse_module
 from tr11ops.alerts.service import Outcome
-from tr11ops.cli import pulse as command
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.deeds import replay
 from tr11ops.journal import read_journal
@@ -313,7 +313,7 @@ def test_a_pass_asks_slurm_twice_at_most_and_once_when_it_is_silent(
     assert calls(bench.folder) == ["squeue", "scontrol"]
 
     (bench.folder / "calls").unlink()
-    monkeypatch.setattr(command, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(deadline, "SCHEDULER_SECONDS", 0.3)
     (bench.folder / "tools" / "squeue").write_text(f'#!/bin/sh\necho "squeue" >> {bench.folder}/calls\nexec sleep 60\n')
     silent = bench.tr11(*words, "--act", "--json")
     assert (silent.code, silent.json["verdict"], silent.json["state"]) == (3, "unknown", "controller away")

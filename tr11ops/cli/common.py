@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from tr11ops.rundir import RunDirectory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tr11ops.cluster.base import Scheduler
     from tr11ops.runcard import RunCard
     from tr11ops.snapshot import Unknown
 
-_typed: ContextVar[str] = ContextVar("typed", default="")  # the card of `--run`, for the commands that are shown
+T = TypeVar("T")
+_typed = [""]  # the card of `--run`, for the commands that are shown
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 
 RunOption = Annotated[
@@ -58,7 +60,7 @@ def card_path(run: str | None) -> Path:
     """Where the run card lies. Raises CardError when there is none."""
     from tr11ops.runcard import find_card
 
-    _typed.set(run or "")
+    _typed[0] = run or ""
     return find_card(run, os.environ, Path.cwd())
 
 
@@ -91,6 +93,38 @@ def open_scheduler(kind: str) -> Scheduler:
     if kind not in {"slurm", "local", "auto"}:
         raise Refusal(f"--scheduler = {kind!r}: is not a scheduler; use slurm, local or auto", exit_code=2)
     return choose_scheduler(kind)  # type: ignore[arg-type]
+
+
+def looking(scheduler: Scheduler) -> Scheduler:
+    """The same scheduler for a look, or for a stop: it gives up soon."""
+    if scheduler.name != "slurm":
+        return scheduler
+    from tr11ops.cluster.slurm import SlurmScheduler
+    from tr11ops.deadline import SCHEDULER_SECONDS
+
+    return SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS)
+
+
+def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "") -> T:
+    """What `work` returns, within the deadline of a look. Raises Refusal with exit code 3 where it is late.
+
+    `hint` says what may be done all the same.
+    """
+    from tr11ops.deadline import LOOK_SECONDS, Late, within
+
+    limit = LOOK_SECONDS if seconds is None else seconds
+    try:
+        return within(limit, work)
+    except Late:
+        raise Refusal(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}", exit_code=3) from None
+
+
+def late_words(directory: RunDirectory, seconds: float) -> str:
+    """Why a look saw nothing: something that it reads does not answer."""
+    return f"{directory.root} was not read {_NOT_WITHIN.format(seconds)}"
+
+
+_NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, does not answer"
 
 
 def check_scheduler_word(kind: str) -> None:
@@ -132,7 +166,7 @@ def typed_for_run(text: str) -> str:
     """The text with `--run CARD` in the commands it names, where this command line named a card."""
     from tr11ops.invocation import for_card
 
-    return for_card(_typed.get(), text)
+    return for_card(_typed[0], text)
 
 
 def say(text: str) -> None:

@@ -21,6 +21,7 @@ from tr11ops.cli.common import (
     SchedulerOption,
     SetOption,
     directory_of,
+    in_time,
     open_eye,
     read_card,
     require_file,
@@ -86,7 +87,8 @@ def handover(
     ledger = read_journal(directory.journal)
     begun, basis = begin_of(since, now, ledger.entries)
     eye = open_eye(directory, scheduler)
-    material = _gather(card, directory, facts_of(card, run or ""), eye, ledger, begun, now)
+    facts = facts_of(card, run or "")
+    material = in_time(lambda: _gather(card, directory, facts, eye, ledger, begun, now))
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.surroundings, card, ahead)
     made = hand_over(material, begun, now, basis, coming)

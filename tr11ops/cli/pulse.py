@@ -15,7 +15,9 @@ from tr11ops.cli.common import (
     SetOption,
     check_scheduler_word,
     directory_of,
+    in_time,
     kind_to_watch,
+    looking,
     named_card,
     read_card,
     say,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from tr11ops.snapshot import Unknown
 
 PULSE_SCHEMA = 1
-LOOK_SECONDS = 12.0  # a controller that is silent for longer is away: the pass must not wait for it
 
 
 def pulse(
@@ -62,18 +63,19 @@ def pulse(
 
       tr11 pulse --dry-run --act --json
     """
+    from tr11ops.deadline import PASS_SECONDS
     from tr11ops.journal import user_name
     from tr11ops.pulse import Run, take_pulse
 
     check_scheduler_word(scheduler)
-    card = read_card(run, overrides)
+    card = in_time(lambda: read_card(run, overrides))
     directory = directory_of(card)
-    eye, hand = _edges(directory, scheduler)
+    in_time(lambda: directory.exists and next(iter(directory.root.iterdir()), None))  # frozen: nothing could be done
+    eye, hand = in_time(lambda: _edges(directory, scheduler))
     allowed = card.watch.act if act is None else act
     hands = _hands(run, overrides, hand) if allowed and hand is not None else None
-    result = take_pulse(
-        Run(card, directory, eye, user_name(), named_card(run)), hands, email=not no_email, dry_run=dry_run
-    )
+    watched = Run(card, directory, eye, user_name(), named_card(run))
+    result = in_time(lambda: take_pulse(watched, hands, email=not no_email, dry_run=dry_run), PASS_SECONDS)
     for note in result.notes:  # before the answer: a last line that names a fault of a file is a command that broke
         say(f"tr11: {note}")
     if as_json:
@@ -90,7 +92,6 @@ def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Sch
     """The edge that looks, which gives up soon, and the one that acts; None where there is no scheduler."""
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
-    from tr11ops.cluster.slurm import SlurmScheduler
     from tr11ops.snapshot import Unknown
 
     wanted = kind_to_watch(directory, kind)
@@ -98,7 +99,7 @@ def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Sch
         hand = choose_scheduler(wanted)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
         return Unknown(f"no {wanted} scheduler here: {error}"), None
-    return (SlurmScheduler(timeout_seconds=LOOK_SECONDS) if hand.name == "slurm" else hand), hand
+    return looking(hand), hand
 
 
 def _hands(run: str | None, overrides: list[str] | None, hand: Scheduler) -> Hands:

@@ -23,7 +23,10 @@ from tr11ops.cli.common import (
     VariantOption,
     check_scheduler_word,
     directory_of,
+    in_time,
     kind_to_watch,
+    late_words,
+    looking,
     read_card,
     say,
 )
@@ -122,7 +125,7 @@ def status(  # options of a command line: typer calls it by name
         if isinstance(target, tuple):
             raise typer.Exit(_serve(view, *target))
         raise typer.Exit(_write_metrics(view, target, seconds or WATCH_SECONDS if watch else None))
-    view = _view(run, overrides, scheduler, digests)
+    view = in_time(lambda: _view(run, overrides, scheduler, digests))
     if watch:
         raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, as_json))
     look = view.look()
@@ -173,6 +176,24 @@ class View:
     digests: bool
 
     def look(self) -> Look:
+        """One look within its deadline; one that is late saw nothing."""
+        from tr11ops.deadline import LOOK_SECONDS, Late, within
+        from tr11ops.observe import unseen
+        from tr11ops.report.status_surroundings import Surroundings
+        from tr11ops.run_clock import Moment
+        from tr11ops.snapshot import Unknown
+        from tr11ops.verdict import judge
+
+        if self.digests:  # every byte of a checkpoint takes as long as it takes
+            return self._look()
+        try:
+            return within(LOOK_SECONDS, self._look)
+        except Late:
+            why = Unknown(late_words(self.directory, LOOK_SECONDS))
+            seen = unseen(self.facts, Moment(time.time()), why)
+            return Look(seen, (), judge(seen, ()), Surroundings(alerts=why))
+
+    def _look(self) -> Look:
         from tr11ops.detect.registry import detect_all
         from tr11ops.observe import look_now, observe
         from tr11ops.report.status_surroundings import see_surroundings
@@ -196,7 +217,7 @@ def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool
     chosen: Overview | str
     try:
         # the commands of a scheduler take their time, and so do our own imports: side by side
-        chosen = AskedAhead(choose_scheduler(kind), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
+        chosen = AskedAhead(looking(choose_scheduler(kind)), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
         chosen = f"no {kind} scheduler here: {error}"
     from tr11ops.observe import facts_of

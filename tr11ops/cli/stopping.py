@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card, say
+from tr11ops.cli.common import Refusal, age, directory_of, in_time, looking, open_scheduler, read_card, say
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job, Scheduler
@@ -45,9 +45,14 @@ class Scene:
 
     def look(self) -> StopView:
         """What of the run is running and waiting now."""
+        from tr11ops.deadline import SCHEDULER_SECONDS, STOP_SECONDS
         from tr11ops.stop import look
 
-        return look(self.card, self.directory, self.edge)
+        hint = "; without its files a run is stopped through the scheduler"
+        if self.edge.name == "slurm":
+            hint += f": `squeue --name {self.card.run.name}`, then `scancel --signal=USR1 --batch JOB`, which saves"
+        seconds = SCHEDULER_SECONDS + STOP_SECONDS
+        return in_time(lambda: look(self.card, self.directory, self.edge), seconds, hint)
 
 
 def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_releasing: bool = False) -> Scene:
@@ -57,10 +62,11 @@ def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_relea
     """
     from tr11ops.journal import user_name
 
-    card = read_card(run, overrides)
+    card = in_time(lambda: read_card(run, overrides))
     directory = directory_of(card)
-    guard(directory, is_releasing)
-    edge = open_scheduler((directory.recorded_scheduler() if scheduler == "auto" else None) or scheduler)
+    in_time(lambda: guard(directory, is_releasing))
+    kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None) or scheduler
+    edge = looking(open_scheduler(kind))
     return Scene(card, directory, edge, user_name(), run or "")
 
 
@@ -164,10 +170,11 @@ def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
 
 def put_request(place: Scene, path: Path, request: Request) -> bool:
     """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
+    from tr11ops.deadline import STOP_SECONDS, within
     from tr11ops.stop import place_request
 
     try:
-        short = place_request(place.directory, path, request)
+        short = within(STOP_SECONDS, lambda: place_request(place.directory, path, request))
     except OSError as error:
         say(f"tr11: {path} cannot be made: {error.strerror or error}")
         return False
