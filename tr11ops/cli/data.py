@@ -119,6 +119,7 @@ def preprocess(
     """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the lines.
 
     The pair appears whole or not at all, and is kept when it is up to date. A line above --max-line-mib is faulty.
+    After an interruption the same command goes on from what was finished.
 
     Example: tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
 

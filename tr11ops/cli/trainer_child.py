@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,17 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
 
     The child has a process group of its own: so it hears the keyboard's interrupt once, through this process, as it
     hears a signal that was sent to this process alone (`timeout`, a closed terminal). It cleans up; this one waits.
+    When this process is killed, the kernel sends the child SIGTERM: it ends its own workers, and none is left.
     """
+    from tr11ops.agent.processes import die_with_parent
+
+    here = os.getpid()
+
+    def follow() -> None:
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != here:  # killed before the kernel was asked
+            os._exit(1)
+
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -27,7 +38,11 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        child = subprocess.Popen([sys.executable, "-m", module, *arguments], process_group=0)
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            process_group=0,
+            preexec_fn=follow,  # noqa: PLW1509 - this process has one thread
+        )
         for number in early:
             child.send_signal(number)
         code = child.wait()

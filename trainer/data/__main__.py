@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"tr11 data: {error}")
         return EXIT_NEEDS_PERSON
     except KeyboardInterrupt:
-        say("stopped; nothing was left half-written")
+        say("stopped; no output is half-written")
         return EXIT_NEEDS_PERSON
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it

@@ -214,13 +214,16 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
         task = bar.add_task("tokenizing", total=total, documents=0, rate=0.0)
         done = {"documents": 0, "tokens": 0}
 
+        def tell(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
         def on_progress(input_bytes: int, documents: int, tokens: int) -> None:
             done["documents"] += documents
             done["tokens"] += tokens
             seconds = bar.tasks[task].elapsed or 1e-9
             bar.update(task, advance=input_bytes, documents=done["documents"], rate=done["tokens"] / seconds)
 
-        report = preprocess(request, options.force, on_progress)
+        report = preprocess(request, options.force, on_progress, tell=tell)
         if report.already_complete:
             bar.update(task, completed=total, documents=report.documents, rate=report.tokens_per_second)
     if report.already_complete:

@@ -29,23 +29,25 @@ class IndexedWriter:
 
     Tokens go to hidden `.NAME.bin.partial` beside the target. Publishing flushes both files to disk, takes an old
     index away first and renames the new one last, so that a reader sees the old pair, no pair, or the new pair.
-    What a killed writer leaves behind is overwritten by the next one. A second writer of the same prefix is refused.
+    What a killed writer leaves behind is overwritten by the next one, unless `keep_partial`. A second writer of the
+    same prefix is refused.
     Raises DataError when the folder cannot be written, the disk is full, or another process is writing the prefix.
     """
 
-    def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
+    def __init__(self, prefix: Path | str, dtype: npt.DTypeLike, keep_partial: bool = False) -> None:
         self.prefix = Path(prefix)
         self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
         self.code = type_code(self.dtype)
         self._sizes: list[npt.NDArray[np.int32]] = []
         self._documents: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
         self._sequences = 0
+        self._document_count = 0
         self.token_count = 0
-        self._partial_bin = _partial(bin_path(prefix))
-        self._partial_idx = _partial(idx_path(prefix))
+        self._partial_bin = partial_path(bin_path(prefix))
+        self._partial_idx = partial_path(idx_path(prefix))
         with explain_os_errors("creating", self._partial_bin):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = _open_exclusively(self._partial_bin, self.prefix)
+            self._stream = _open_exclusively(self._partial_bin, self.prefix, keep_partial)
 
     @property
     def sequence_count(self) -> int:
@@ -55,7 +57,7 @@ class IndexedWriter:
     @property
     def document_count(self) -> int:
         """Documents written so far."""
-        return sum(map(len, self._documents)) - 1
+        return self._document_count
 
     def add_documents(self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
         """Append documents of one sequence each: all their tokens back to back in `dtype`, and each one's length."""
@@ -77,6 +79,7 @@ class IndexedWriter:
         self._sizes.append(np.asarray(lengths, dtype=np.int32))
         self._documents.append(np.asarray(document_ends, dtype=np.int64) + self._sequences)
         self._sequences += len(lengths)
+        self._document_count += len(document_ends)
         self.token_count += int(np.sum(lengths, dtype=np.int64))
 
     def add_pair(self, source: IndexedDataset, on_bytes: Callable[[int], None] = lambda count: None) -> None:
@@ -178,12 +181,16 @@ def merge(
     return writer.token_count
 
 
-def _partial(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
+    """Where a file is written before it appears."""
     return path.with_name(f".{path.name}.partial")
 
 
-def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
-    """Open for writing, empty, with a lock that ends with this process. Raises DataError when another one has it."""
+def _open_exclusively(path: Path, prefix: Path, keep: bool) -> IO[bytes]:
+    """Open for writing, empty unless what is there is to be kept, with a lock that ends with this process.
+
+    Raises DataError when another process has it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,7 +206,8 @@ def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
     if not held:
         os.close(descriptor)
         raise DataError(f"another process is writing {prefix}; wait for it, or give another output prefix")
-    os.ftruncate(descriptor, 0)
+    if not keep:
+        os.ftruncate(descriptor, 0)
     return os.fdopen(descriptor, "wb", buffering=1 << 20)
 
 

@@ -65,7 +65,7 @@ def read_pieces(
     own. `begin`: the place where `source` stands, unless that is its beginning.
     """
     text, line = (begin.text_bytes, begin.lines + 1) if begin else (0, 1)
-    position = source.position if begin else 0
+    position = source.position if text else 0
     held: list[bytes] = []  # the beginning of a line; empty when it is too long
     length = 0  # of that beginning
 

@@ -18,8 +18,9 @@ from rich.progress import (
 def progress_bar(*fields: str) -> Progress:
     """A bar of bytes, followed by `fields` such as `{task.fields[tokens]} tokens`, else by the bytes.
 
-    On a terminal it moves; elsewhere only its last state is printed.
+    On a terminal alone: elsewhere nothing is printed.
     """
+    console = Console(stderr=True)
     amounts: list[ProgressColumn] = [TextColumn(field) for field in fields]
     return Progress(
         SpinnerColumn(),
@@ -28,7 +29,8 @@ def progress_bar(*fields: str) -> Progress:
         TaskProgressColumn(),
         *(amounts or [DownloadColumn()]),
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     )
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.data.encode import Encoder, Tally, encode_piece
 from trainer.data.errors import DataError, InputFault, explain_os_errors
+from trainer.data.half_made import HalfMade, Progress
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
-from trainer.data.indexed_write import IndexedWriter
+from trainer.data.indexed_resume import ResumableWriter
 from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, piece_size, read_pieces
 from trainer.data.made import begin_record, check_pair, end_record, pair_is_unchanged, pair_record, recorded_pair
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+
+SAVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,17 @@ def preprocess(
     force: bool = False,
     on_progress: Callable[[int, int, int], None] = lambda input_bytes, documents, tokens: None,
     piece_bytes: int = PIECE_BYTES,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    save_seconds: float = SAVE_SECONDS,
 ) -> PreprocessReport:
     """Tokenize a file of JSON lines into an indexed pair; documents keep the order of the lines.
 
     The pair appears whole or not at all; one that is up to date with input, tokenizer and options is kept unless
     `force`, and one that this function did not make is replaced with `force` alone. `on_progress` hears, after each
-    piece, of its bytes of input, documents and tokens.
+    piece, of its bytes of input, documents and tokens; `tell` what a person should know of an interruption.
+    What is finished is brought to disk every `save_seconds`. After an interruption of any kind the same request goes on
+    from there, unless `force`; where it cannot, it says why and starts from the beginning.
     Raises DataError: input or tokenizer absent, a faulty line (unless they are to be skipped), nothing to write,
     a worker that was killed, another writer of the same prefix, no space.
     """
@@ -91,16 +99,95 @@ def preprocess(
     with TextFile(request.input) as stream:
         with explain_os_errors("reading", request.input):
             described = _describe(request, tokenizer)
+        half = HalfMade(request.prefix, described)
         done = None if force else _up_to_date(request, described)
         if done is not None:
+            if half.read()[0] is not None:  # it was killed between its last two steps
+                half.remove()
             return done
         check_pair(request.prefix, force)
-        started = time.monotonic()
-        tally = Tally()
+        if not force and (published := half.published()) is not None:
+            return _finish(request, described, half, _as_report(published))
+        with (
+            recorded_pair(request.prefix),
+            ResumableWriter(request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)) as writer,
+        ):
+            work = _Work(request, described, half, writer, save_seconds, can_go_on=request.input.is_file())
+            work.begin(stream, force, tell, on_progress)
+            try:
+                work.tokenize(stream, piece_bytes, on_progress)
+                report = work.report(tokenizer.end_token)
+                work.save(asdict(report))
+            except InputFault:
+                work.forget()
+                raise
+            except BaseException:
+                kept = work.keep()
+                if kept is not None:
+                    tell(kept)
+                raise
+            if writer.token_count:  # else nothing appears
+                begin_record(pair_record(request.prefix), described)
+            else:
+                work.forget()
+        return _finish(request, described, half, work.report(tokenizer.end_token))
+
+
+def _finish(
+    request: PreprocessRequest, described: dict[str, Any], half: HalfMade, report: PreprocessReport
+) -> PreprocessReport:
+    end_record(pair_record(request.prefix), described, asdict(report))
+    half.remove()
+    return report
+
+
+class _Work:
+    """One life of a preprocess: what was done before it, and what it has done so far."""
+
+    def __init__(
+        self,
+        request: PreprocessRequest,
+        described: dict[str, Any],
+        half: HalfMade,
+        writer: ResumableWriter,
+        save_seconds: float,
+        can_go_on: bool,
+    ) -> None:
+        self._request, self._described, self._half, self._writer = request, described, half, writer
+        self._save_seconds, self._can_go_on = save_seconds, can_go_on
+        self._before = 0.0  # seconds of earlier lives
+        self._started = time.monotonic()
+        self._saved_at = self._started
+        # Replaced in one step, so that an interruption between any two steps finds both of one place.
+        self._done = (Tally(), writer.written())
+
+    def begin(
+        self, stream: TextFile, force: bool, tell: Callable[[str], None], on_progress: Callable[[int, int, int], None]
+    ) -> None:
+        """Go on from what an interrupted run left, or start from the beginning, and say which."""
+        progress, reason = (None, None) if force or not self._can_go_on else self._half.read()
+        if self._writer.begin(progress.mark if progress else None):
+            assert progress is not None
+            stream.pass_over(progress.tally.end.text_bytes)
+            self._before = progress.seconds
+            self._done = (progress.tally, self._writer.written())
+            on_progress(stream.position, progress.mark.documents, 0)
+            tell(f"goes on behind line {progress.tally.end.lines:,}, where an earlier run was interrupted")
+            return
+        if progress is not None:
+            reason = "its files are not as it left them"
+        self._half.remove()
+        if reason is not None:
+            tell(f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning")
+
+    def tokenize(self, stream: TextFile, piece_bytes: int, on_progress: Callable[[int, int, int], None]) -> None:
+        """All pieces from here on. Raises DataError."""
+        request, writer = self._request, self._writer
         most_bytes = request.max_line_mib * MIB
+        tally = self._done[0]
         pieces = map_in_order(
             encode_piece,
-            read_pieces(stream, piece_bytes, most_bytes),
+            read_pieces(stream, piece_bytes, most_bytes, tally.end),
             set_up=Encoder.load,
             arguments=(
                 request.tokenizer, request.json_key, request.append_eod, request.sentences, request.keep_newlines
@@ -110,8 +197,7 @@ def preprocess(
             size_of=piece_size,
             most_bytes=max(most_bytes, request.workers * PIECES_IN_FLIGHT * piece_bytes),
         )  # fmt: skip
-        dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
-        with closing(pieces), recorded_pair(request.prefix), IndexedWriter(request.prefix, dtype) as writer:
+        with closing(pieces):
             for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
                     raise InputFault(
@@ -120,31 +206,59 @@ def preprocess(
                     )
                 writer.add_sequences(encoded.tokens, encoded.lengths, encoded.document_ends)
                 tally = tally.and_of(encoded)
-                on_progress(
-                    encoded.file_bytes, len(encoded.document_ends), len(encoded.tokens) // writer.dtype.itemsize
-                )
-            if writer.token_count:  # else nothing appears
-                begin_record(pair_record(request.prefix), described)
-    seconds = time.monotonic() - started
-    report = PreprocessReport(
-        prefix=request.prefix,
-        documents=writer.document_count,
-        sequences=writer.sequence_count,
-        tokens=writer.token_count,
-        input_bytes=tally.end.text_bytes,
-        dtype=str(writer.dtype),
-        empty_texts=tally.empty_texts,
-        bad_lines=tally.bad_lines,
-        bad_line_reports=tally.bad_line_reports,
-        seconds=round(seconds, 3),
-        tokens_per_second=round(writer.token_count / max(seconds, 1e-9), 1),
-        workers=request.workers,
-        end_token=tokenizer.end_token,
-        documents_with_end_token=tally.documents_with_end_token,
-        end_token_lines=tally.end_token_lines,
-    )
-    end_record(pair_record(request.prefix), described, asdict(report))
-    return report
+                self._done = (tally, writer.written())
+                count = len(encoded.tokens) // writer.dtype.itemsize
+                on_progress(encoded.file_bytes, len(encoded.document_ends), count)
+                if time.monotonic() - self._saved_at >= self._save_seconds:
+                    self.save()
+
+    def report(self, end_token: str) -> PreprocessReport:
+        """What was written, by this life and those before it."""
+        tally, _ = self._done
+        seconds = self._before + time.monotonic() - self._started
+        return PreprocessReport(
+            prefix=self._request.prefix,
+            documents=self._writer.document_count,
+            sequences=self._writer.sequence_count,
+            tokens=self._writer.token_count,
+            input_bytes=tally.end.text_bytes,
+            dtype=str(self._writer.dtype),
+            empty_texts=tally.empty_texts,
+            bad_lines=tally.bad_lines,
+            bad_line_reports=tally.bad_line_reports,
+            seconds=round(seconds, 3),
+            tokens_per_second=round(self._writer.token_count / max(seconds, 1e-9), 1),
+            workers=self._request.workers,
+            end_token=end_token,
+            documents_with_end_token=tally.documents_with_end_token,
+            end_token_lines=tally.end_token_lines,
+        )
+
+    def save(self, report: dict[str, Any] | None = None) -> None:
+        """Bring what is finished to disk, where a later run can go on from it. Raises DataError."""
+        tally, written = self._done
+        if self._can_go_on and written.mark.sequences:
+            seconds = self._before + time.monotonic() - self._started
+            self._half.save(self._writer, written, Progress(tally, written.mark, seconds, report))
+        self._saved_at = time.monotonic()
+
+    def keep(self) -> str | None:
+        """Save as much as the disk takes, on the way out; returns what a person should know of it."""
+        with suppress(DataError):
+            self.save()
+        progress, _ = self._half.read()
+        if progress is None:
+            self.forget()
+            return None
+        return (
+            f"kept: {progress.mark.documents:,} documents, up to line {progress.tally.end.lines:,}; the same command"
+            " goes on from there, with --force it starts from the beginning"
+        )
+
+    def forget(self) -> None:
+        """Leave nothing to go on from."""
+        self._writer.forget()
+        self._half.remove()
 
 
 def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -168,13 +282,16 @@ def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> Prepro
     try:
         record = json.loads(pair_record(request.prefix).read_text(encoding="utf-8"))
         report = dict(record["report"])
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in report.items()
-        }
-        values["already_complete"] = True
+        done = replace(_as_report(report), already_complete=True)
         # Records of before there was a limit do not name it; no line was left out for its length then.
         if {"max_line_mib": request.max_line_mib, **record["request"]} == described and pair_exists(request.prefix):
-            return PreprocessReport(**values) if pair_is_unchanged(request.prefix, report) else None
+            return done if pair_is_unchanged(request.prefix, report) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None
+
+
+def _as_report(value: Mapping[str, Any]) -> PreprocessReport:
+    """A report as a record holds it. Raises TypeError."""
+    known: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    return PreprocessReport(**known)

@@ -33,7 +33,7 @@ def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     corpus, folder, prefix = tmp_path / "corpus.jsonl", tmp_path / "tokenizer", tmp_path / "demo"
     done = run_tr11("corpus", "--out", corpus, "--min-bytes", "600000", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["text_bytes"] >= 600000 and "corpus" in done.stderr
+    assert json.loads(done.stdout)["text_bytes"] >= 600000 and "━" not in done.stderr, "no bar where no person looks"
     for kept in (False, True):
         done = run_tr11("tokenizer", "--corpus", corpus, "--vocab-size", "512", "--out", folder, "--json")
         assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["tokens"] > 100000 and "tokens/s" in done.stderr
+    assert summary["tokens"] > 100000
     pair = f"{prefix}_text_document"
     done = run_tr11("index", pair, "--seq-length", "64", "--train-samples", "500", "--vocab-size", "512", "--json")
     assert json.loads(done.stdout)["samples"] == {"train": 500}

@@ -232,8 +232,14 @@ def test_a_killed_worker_is_an_error(tmp_path: Path, tokenizer_folder: Path) -> 
 
     with pytest.raises(DataError, match=r"a worker .* was killed"):
         preprocess(asked, on_progress=kill_one, piece_bytes=1000)
-    assert killed and visible(tmp_path / "out") == []
+    assert killed and all(name.startswith(".") for name in visible(tmp_path / "out"))
     assert multiprocessing.active_children() == []
+    told: list[str] = []
+    assert preprocess(asked, tell=told.append).documents == 4000
+    assert all(line.startswith("goes on behind line ") for line in told)
+    whole = request(tmp_path, tokenizer_folder, output_prefix=str(tmp_path / "whole"))
+    preprocess(whole)
+    assert bin_path(asked.prefix).read_bytes() == bin_path(whole.prefix).read_bytes()
 
 
 def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -331,11 +337,11 @@ def test_other_types_of_tokenizers(tmp_path: Path) -> None:
     assert [data.get(number).tolist() for number in range(2)] == [[2, 3, 1], [3, 1]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
 def test_a_signal_to_the_command_alone_ends_its_workers_and_leaves_nothing(
     tmp_path: Path, tokenizer_folder: Path, number: signal.Signals
 ) -> None:
-    """As `timeout`, a closed terminal and `kill` do it; the child is started as `tr11 data` does it."""
+    """As `timeout`, a closed terminal, `kill` and `kill -9` do it; the child is started as `tr11 data` does it."""
     os.mkfifo(tmp_path / "in.jsonl")  # an input that does not end: the workers are there when the signal comes
     words = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "2",
              "--output-prefix", tmp_path / "out" / "demo"]  # fmt: skip
@@ -351,8 +357,8 @@ def test_a_signal_to_the_command_alone_ends_its_workers_and_leaves_nothing(
             assert parent.poll() is None
         family = me.children(recursive=True)
         parent.send_signal(number)
-        assert parent.wait(60) == 1
+        assert parent.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 1)
     _, alive = psutil.wait_procs(family, 30)
     assert not alive
-    assert "nothing was left half-written" in (parent.stderr.read() if parent.stderr else "")
+    assert "no output is half-written" in (parent.stderr.read() if parent.stderr else "")
     assert visible(tmp_path / "out") == []
