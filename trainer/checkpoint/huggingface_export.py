@@ -11,7 +11,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainer.checkpoint.files import digesting
 from trainer.checkpoint.huggingface_names import (
     DTYPES,
     ROOT,
+    WORDS,
     BloomShape,
     bloom_shape,
     bloom_tensors,
@@ -96,18 +97,25 @@ def plan_export(
     tokenizer: TokenizerFiles | None = None,
     card_facts: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
+    vocabulary_size: int | None = None,
 ) -> ExportPlan:
     """Check that a checkpoint can be a BLOOM, and deal its tensors to shards.
 
     `dtype`: bf16, fp32 or fp16; None keeps that of the checkpoint's weights. `max_shard_bytes`: of one file's tensors;
     a larger tensor has a file of its own. `card_facts`: the run card's facts of the model, for what the checkpoint does
-    not say. `extra`: more keys of config.json. Raises CheckpointError naming the key or tensor that does not fit.
+    not say. `extra`: more keys of config.json. `vocabulary_size`: tokens, where no `tokenizer` says how many; rows
+    behind them that are all zero are padding, and are left out.
+    Raises CheckpointError naming the key or tensor that does not fit.
     """
     saved = source.facts.model
     check_model(saved, card_facts or {})
     shape, remarks = bloom_shape({**(card_facts or {}), **saved})
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
+    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
+    if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
+        remarks.append(f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out")
+        shape = replace(shape, vocabulary_size=rows)
     names = {kind: name for name, kind in DTYPES.items()}
     kept = stored["embedding.word.weight"].dtype
     chosen = dtype or names.get(kept)
@@ -163,6 +171,21 @@ def is_export(folder: Path) -> bool:
     has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
     is_bloom = isinstance(config, dict) and config.get("model_type") == "bloom"
     return is_bloom and has_weights and not any(path.is_dir() for path in folder.iterdir())
+
+
+def used_rows(source: TensorSource, tokens: int) -> int:
+    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero."""
+    facts = source.tensors("weights")[WORDS]
+    begin = used = min(tokens, facts.shape[0])
+    if begin == facts.shape[0]:
+        return used
+    behind = TensorFacts((facts.shape[0] - begin, facts.shape[1]), facts.dtype)
+    for offsets, sizes in row_blocks(behind, BLOCK_BYTES):
+        block = source.read("weights", WORDS, (begin + offsets[0], offsets[1]), sizes)
+        filled = block.ne(0).any(dim=1).nonzero()
+        if len(filled):
+            used = begin + offsets[0] + int(filled[-1]) + 1
+    return used
 
 
 def _check_tensors(shape: BloomShape, stored: Mapping[str, TensorFacts]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,11 +16,12 @@ from torch import Tensor
 
 from trainer.checkpoint.agreement import one_line
 from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.huggingface_export import CONFIG, INDEX, SINGLE, convert
+from trainer.checkpoint.huggingface_export import CONFIG, INDEX, SINGLE, convert, used_rows
 from trainer.checkpoint.huggingface_names import (
     DTYPES,
     HEAD,
     ROOT,
+    WORDS,
     bloom_tensors,
     facts_of_bloom,
     shape_of_config,
@@ -46,6 +49,7 @@ class HuggingFaceModel:
         self._tensors = bloom_tensors(self.shape)
         self._dtype = DTYPES[dtype]
         self._files = _open_files(folder)
+        self._stored_rows = self.shape.vocabulary_size
         self._names = self._match_names(folder)
         self._facts = CheckpointFacts(
             step=0,
@@ -55,6 +59,28 @@ class HuggingFaceModel:
             cursor={},
             optimizer_step=0,
         )
+
+    def with_rows(self, rows: int) -> Self:
+        """The same model with `rows` rows of the vocabulary: padding is of zeros, and only zeros are cut off.
+
+        The logits of the tokens are unchanged; those of padding are 0. Raises CheckpointError when a row that would
+        be cut off is not empty.
+        """
+        if rows < self._stored_rows and (used := used_rows(self, rows)) > rows:
+            raise CheckpointError(
+                f"{self._files[self._names[WORDS]].path}: row {used - 1} of the vocabulary is not empty, and the run"
+                f" card has {rows} rows; set tokenizer.padded_vocabulary_size = {self._stored_rows}"
+            )
+        padded = copy(self)
+        padded.shape = replace(self.shape, vocabulary_size=rows)
+        padded._tensors = bloom_tensors(padded.shape)
+        padded._facts = replace(self._facts, model={**self._facts.model, **facts_of_bloom(padded.shape)})
+        return padded
+
+    @property
+    def padding_rows(self) -> int:
+        """Rows that were added to those of the files; negative where empty ones were cut off."""
+        return self.shape.vocabulary_size - self._stored_rows
 
     @property
     def facts(self) -> CheckpointFacts:
@@ -73,7 +99,13 @@ class HuggingFaceModel:
         name, _, kind = key.partition("/")
         if part == "optimizer" and kind != "fp32":
             return torch.zeros(tuple(sizes))
-        values = self._files[self._names[name]].read(self._names[name], offsets, sizes)
+        stored = min(sizes[0], self._stored_rows - offsets[0]) if name == WORDS else sizes[0]
+        if stored == sizes[0]:
+            values = self._files[self._names[name]].read(self._names[name], offsets, sizes)
+        else:
+            values = torch.zeros(tuple(sizes))
+            if stored > 0:
+                values[:stored] = self.read("optimizer", f"{name}/fp32", offsets, (stored, *sizes[1:]))
         return convert(name, values, self._dtype if part == "weights" else torch.float32)
 
     def _match_names(self, folder: Path) -> dict[str, str]:
@@ -92,11 +124,11 @@ class HuggingFaceModel:
         if extra:
             raise CheckpointError(f"{self._files[extra[0]].path}: {extra[0]} is no part of a BLOOM language model")
         if HEAD in self._files:
-            self._check_tied(names["embedding.word.weight"])
+            self._check_tied(names[WORDS])
         return names
 
     def _check_tied(self, embedding: str) -> None:
-        facts = TensorFacts(self._tensors["embedding.word.weight"].shape, torch.float32)
+        facts = TensorFacts(self._tensors[WORDS].shape, torch.float32)
         head, words = self._files[HEAD], self._files[embedding]
         if head.shape(HEAD) != facts.shape or not all(
             torch.equal(head.read(HEAD, *block), words.read(embedding, *block))

@@ -84,6 +84,10 @@ def _bloom_name(name: str) -> str:
     return f"h.{layer}.{_BLOCK_PARTS[part]}.{kind}"
 
 
+WORDS = "embedding.word.weight"
+"""Our name of the word embedding, whose rows are those of the vocabulary."""
+
+
 def facts_of_card(config: TrainerConfig) -> dict[str, Any]:
     """What a run card says of the model, under the keys that a checkpoint's facts have too."""
     model = config.model

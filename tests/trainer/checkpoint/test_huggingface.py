@@ -18,6 +18,7 @@ from tests.trainer.cases import CPU, batches, samples, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.huggingface_export import plan_export, write_export
 from trainer.checkpoint.huggingface_import import HuggingFaceModel
 from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
@@ -281,6 +282,66 @@ def test_masters_keep_what_the_precision_of_the_weights_loses(tmp_path: Path) ->
     masters = source.read("optimizer", "embedding.word.weight/fp32", (0, 0), (64, 48))
     assert torch.equal(weights, value.bfloat16()) and not torch.equal(weights.float(), value)
     assert torch.equal(masters, value)
+
+
+# ----------------------------------------------------------------------------- a padded vocabulary
+def card_of_300(tensor: int, padded: int = 384) -> TrainerConfig:
+    config = card(6, 1, tensor)
+    tokenizer = config.tokenizer.model_copy(update={"vocabulary_size": 300, "padded_vocabulary_size": padded})
+    return config.model_copy(update={"tokenizer": tokenizer})
+
+
+def imported_for(config: TrainerConfig, model: Path, folder: Path) -> Path:
+    source = open_for(model, config)
+    return write_checkpoint(folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model))
+
+
+def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path) -> None:
+    """300 rows there, 384 here: as transformers itself pads with zeros; and back, byte for byte."""
+    config = card_of_300(tensor=2)
+    model = made_by_transformers(vocabulary=300)
+    model.save_pretrained(tmp_path / "hf")
+    place = imported_for(config, tmp_path / "hf", tmp_path)
+    tokens = samples(config, 100, 4) % 300
+    with torch.no_grad():
+        alone = model(tokens[:, :-1]).logits
+    padded = torch.cat([alone, torch.zeros(*alone.shape[:2], 84)], dim=2)
+    for losses, _ in run_ranks(load_and_look, 2, config, tmp_path, 0, tokens):
+        torch.testing.assert_close(losses, their_losses(padded, tokens), atol=TOLERANCE, rtol=0)
+    [(_, ours)] = run_ranks(load_and_look, 1, card_of_300(tensor=1), tmp_path, 0, tokens)
+    assert ours is not None
+    torch.testing.assert_close(ours[..., :300], alone, atol=TOLERANCE, rtol=0)
+    assert not ours[..., 300:].any()
+    masters = open_checkpoint(place).read("optimizer", "embedding.word.weight/fp32", (290, 0), (94, 48))
+    assert torch.equal(masters[:10], model.transformer.word_embeddings.weight[290:].detach())
+    assert not masters[10:].any()
+
+    plan = plan_export(open_checkpoint(place), vocabulary_size=300)
+    assert plan.remarks == ("84 empty rows behind the vocabulary are padding: left out",)
+    write_export(plan, tmp_path / "back")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) and sorted(before) == sorted(after)
+    with torch.no_grad():
+        again = transformers_model(tmp_path / "back")(tokens[:, :-1]).logits
+    torch.testing.assert_close(again, alone, atol=0, rtol=0)
+    whole = plan_export(open_checkpoint(place))  # nothing says how many tokens there are
+    assert whole.config["vocab_size"] == 384 and whole.remarks == ()
+
+
+def test_only_empty_rows_are_padding(tmp_path: Path) -> None:
+    model = made_by_transformers(vocabulary=384)
+    model.save_pretrained(tmp_path / "used")
+    with pytest.raises(CheckpointError, match=r"row 383 of the vocabulary is not empty, .*_size = 384"):
+        open_for(tmp_path / "used", card_of_300(1, padded=320))
+    with torch.no_grad():
+        model.transformer.word_embeddings.weight[310:] = 0
+    model.save_pretrained(tmp_path / "empty")
+    source = open_for(tmp_path / "empty", card_of_300(1, padded=320))
+    assert source.padding_rows == -64 and source.tensors("weights")["embedding.word.weight"].shape == (320, 48)
+    assert plan_export(source, vocabulary_size=300).config["vocab_size"] == 310, "row 309 is in use"
+    with pytest.raises(CheckpointError, match=r"has 200 rows of the vocabulary, and tokenizer\.vocabulary_size is 300"):
+        made_by_transformers(vocabulary=200).save_pretrained(tmp_path / "small")
+        open_for(tmp_path / "small", card_of_300(1))
 
 
 # ----------------------------------------------------------------------------- tokenizer

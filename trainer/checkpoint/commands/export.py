@@ -67,6 +67,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             tokenizer=tokenizer,
             card_facts=facts_of_card(card) if card else None,
             extra=extra,
+            vocabulary_size=card.tokenizer.vocabulary_size if card else None,
         )
     except CheckpointError as error:
         raise CheckpointError(f"{place} was not exported: {error}") from None

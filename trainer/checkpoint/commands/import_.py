@@ -61,6 +61,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "step": STEP,
         "dtype": card.precision.dtype,
         "parameters": sum(torch.Size(facts.shape).numel() for facts in weights),
+        "padding_rows": source.padding_rows,
         "bytes": sum(path.stat().st_size for path in place.rglob("*") if path.is_file()),
     }
 
@@ -68,9 +69,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def describe(result: dict[str, Any]) -> str:
     return (
         f"{result['checkpoint']}: {result['parameters']:,} parameters in {result['dtype']}, "
-        f"{shown_bytes(result['bytes'])} with the optimizer's masters and empty moments; a launch of the run starts "
-        "from it"
+        f"{_padding(result['padding_rows'])}{shown_bytes(result['bytes'])} with the optimizer's masters and empty "
+        "moments; a launch of the run starts from it"
     )
+
+
+def _padding(rows: int) -> str:
+    if rows == 0:
+        return ""
+    return f"{rows} rows of zeros added as padding, " if rows > 0 else f"{-rows} empty rows of padding left out, "
 
 
 def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceModel:
@@ -81,6 +88,14 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceModel:
     except CheckpointError as error:
         raise CheckpointError(f"the run card's model: {error}") from None
     source = HuggingFaceModel(folder, card.precision.dtype)
+    found, tokens = source.shape.vocabulary_size, card.tokenizer.vocabulary_size
+    if tokens is not None and tokens > found:
+        raise CheckpointError(
+            f"{folder} has {found} rows of the vocabulary, and tokenizer.vocabulary_size is {tokens}: name the"
+            " tokenizer that the model was trained with"
+        )
+    if tokens is not None and card.tokenizer.padded_vocabulary_size != found:
+        source = source.with_rows(card.tokenizer.padded_vocabulary_size)
     for key, value in wanted.items():
         found = source.facts.model[key]
         if found != value:
