@@ -239,6 +239,8 @@ def import_(
 
     Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments, step 0. The card's
     model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads .safetensors and pytorch_model*.bin.
+    Where the card pads the vocabulary otherwise (tokenizer.vocabulary_size is then needed), padding rows are of
+    zeros; an export leaves such rows out again.
 
     Example: tr11 checkpoints import bloom-560m --run my-card.toml
     """
