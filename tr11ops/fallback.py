@@ -30,16 +30,14 @@ BASES = ("/var/tmp", "/tmp", "/dev/shm")
 
 
 def existing_fallback(directory: RunDirectory) -> RunDirectory | None:
-    """The run's fallback directory on this machine; None when there is none. Makes nothing, raises nothing."""
-    for base in _bases():
-        place = _private_name(base) / directory.mark
-        try:
-            _check(base, place.parent)
-            if place.is_dir():
-                return _as_run(directory, place)
-        except OSError:
-            continue
-    return None
+    """The run's fallback directory on this machine; None when there is none. Makes nothing, raises nothing.
+
+    Where one was filled and another was made, it is the one that is written to.
+    """
+    places = _existing(directory)
+    with_room = (place for place in places if len(places) > 1 and _has_room(place.parent))
+    chosen = next(with_room, places[0] if places else None)
+    return None if chosen is None else _as_run(directory, chosen)
 
 
 @contextmanager
@@ -113,7 +111,31 @@ def _as_run(directory: RunDirectory, place: Path) -> RunDirectory:
     return RunDirectory(RunPaths(place, paths.name, paths.variant), directory.kill_switch)
 
 
+def _existing(directory: RunDirectory) -> list[Path]:
+    """The places where the run has a fallback directory, in the order of the bases."""
+    found = []
+    for base in _bases():
+        place = _private_name(base) / directory.mark
+        with suppress(OSError):
+            _check(base, place.parent)
+            if place.is_dir():
+                found.append(place)
+    return found
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        require_room(folder)
+    except OSError:
+        return False
+    return True
+
+
 def _made(directory: RunDirectory) -> Path:
+    """Where records go: a place that is there already and takes some, else the first that can be made."""
+    there = next((place for place in _existing(directory) if _has_room(place.parent)), None)
+    if there is not None:
+        return there
     faults = []
     for base in _bases():
         private = _private_name(base)

@@ -6,7 +6,6 @@ Also the times that a node wrote into the run directory are taken to it, where t
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from tr11ops.operation import ClockReading
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Attempt, Observed, Step, Unknown
 from trainer.contract import EndMarker, Heartbeat
+from trainer.lease import file_system_time
 
 BEATS_STAMPED = 8  # heartbeats whose stamps are looked at; they come from as many nodes
 FILE_SYSTEM, SCHEDULER = "the file system's", "the scheduler's"
@@ -59,32 +59,6 @@ def moment_of(directory: RunDirectory, bound: float, scheduler: object = None) -
         else:
             return Moment(now, Unknown(f"this machine's clock could be compared with none: {cause(error)}"))
     return Moment(now) if abs(ahead) <= bound else Moment(now - ahead, ahead, against)
-
-
-def file_system_time(folder: Path) -> tuple[float, float]:
-    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone when this returns.
-
-    Raises OSError where none can be made.
-    """
-    try:
-        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
-        probe = None
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        probe = folder / f".clock-{secrets.token_hex(6)}"  # network file systems have no files without names
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
-    try:
-        before = time.time()
-        os.write(descriptor, b".")
-        os.fsync(descriptor)
-        after = time.time()
-        stamped = os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-        if probe is not None:
-            probe.unlink(missing_ok=True)
-    return (stamped if before <= stamped <= after else (before + after) / 2), stamped
 
 
 def _newest_stamp(directory: RunDirectory) -> float | None:

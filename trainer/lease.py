@@ -94,14 +94,52 @@ def living_claim(paths: RunPaths, *clocks: float) -> Claim | None:
     return claim or _nameless(epoch)
 
 
+def file_system_time(folder: Path) -> tuple[float, float]:
+    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone when this returns.
+
+    Raises OSError where none can be made.
+    """
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        probe = None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        probe = folder / f".clock-{secrets.token_hex(6)}"  # network file systems have no files without names
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
+    try:
+        before = time.time()
+        os.write(descriptor, b".")
+        os.fsync(descriptor)
+        after = time.time()
+        stamped = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        if probe is not None:
+            probe.unlink(missing_ok=True)
+    return (stamped if before <= stamped <= after else (before + after) / 2), stamped
+
+
+def clocks_of(paths: RunPaths, now: float) -> tuple[float, ...]:
+    """`now`, by this host's clock, and what time it is by the file server that stamps the claims, if that can be asked.
+
+    A holder is dead when all of them say so: then one clock that is wrong ends no life.
+    """
+    try:
+        return now, file_system_time(LeaseFolder(paths).path)[1]
+    except OSError:
+        return (now,)
+
+
 def trained_into(folder: Path, now: float) -> str:
     """Why `latest` in a folder of checkpoints must be left alone: its run is being trained; "" when it is not.
 
-    A folder that is no run's (by its place) is nobody's. `now`: seconds since the epoch. Raises OSError.
+    A folder that is no run's (by its place) is nobody's. `now`: seconds since the epoch, by this host; the file server
+    is asked too. Raises OSError.
     """
     places = dict.fromkeys((folder.absolute(), folder.resolve()))  # a link may lie between run and folder
     runs = [paths for place in places if (paths := RunPaths.of_checkpoints(place)) is not None]
-    claim = next((found for paths in runs if (found := living_claim(paths, now)) is not None), None)
+    claim = next((found for paths in runs if (found := living_claim(paths, *clocks_of(paths, now))) is not None), None)
     if claim is None:
         return ""
     return (

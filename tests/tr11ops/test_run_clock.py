@@ -15,11 +15,12 @@ from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import look_now, observe
 from tr11ops.operation import ClockReading
-from tr11ops.run_clock import file_system_time, moment_of, skews
+from tr11ops.run_clock import moment_of, skews
 from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import RunFacts, Snapshot, Unknown
 from tr11ops.verdict import Verdict, Word, judge
 from trainer.contract import Heartbeat, RunPaths, write_heartbeat
+from trainer.lease import file_system_time
 
 HOUR = 3600.0
 PACE = 2.0

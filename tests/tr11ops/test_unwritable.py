@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.crontab.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
+from tr11ops import fallback
 from tr11ops.alerts.book import Alert, Book, incident_of
 from tr11ops.alerts.merging import merged
 from tr11ops.bring_back import bring_back
@@ -31,11 +33,47 @@ from tr11ops.snapshot import known
 from tr11ops.twin.fault_directories import fill, uncover
 from tr11ops.twin.fault_store import Fault
 from tr11ops.twin.plan import TwinFolders
+from trainer.contract import RunPaths
 
 FAULTS = ["full", "read-only"]
 
 
 # ----------------------------------------------------------------------------- the fallback directory
+def test_where_the_first_place_fills_all_agree_on_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, read and brought back is one directory, whichever of two has room."""
+    directory = RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "kill-switch")
+    bases = [tmp_path / name for name in ("first", "second")]
+    for base in bases:
+        base.mkdir(mode=0o700)
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(fallback, "BASES", tuple(map(str, bases)))
+    full: set[Path] = set()
+
+    def require_room(folder: Path) -> None:
+        if any(folder.is_relative_to(base) for base in full):
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(fallback, "require_room", require_room)
+
+    def written() -> Path:
+        with fallback_of(directory) as local:
+            (local.root / "record").write_text("one")
+        found = existing_fallback(directory)
+        assert found is not None and found.root == local.root
+        return local.root
+
+    assert written().is_relative_to(bases[0])
+    full.add(bases[0])
+    assert written().is_relative_to(bases[1])
+    full.clear()
+    assert written().is_relative_to(bases[0])
+    for base in bases:
+        with fallback.abandoned_fallback(directory) as local:
+            assert local is not None and local.root.is_relative_to(base)
+            (local.root / "record").unlink()
+    assert existing_fallback(directory) is None
+
+
 def test_the_fallback_is_private_and_what_others_could_have_made_is_never_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

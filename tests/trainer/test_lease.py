@@ -346,6 +346,13 @@ TestContenders = Contenders.TestCase
 TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.parametrize("hours", [-5.0, 0.0, 5.0])
+def test_a_wrong_clock_of_this_host_ends_no_life(tmp_path: Path, hours: float) -> None:
+    paths = paths_of(tmp_path)
+    assert LeaseFolder(paths).claim(1, replace(claim("1"), epoch=1))
+    assert "is being trained by job 1" in trained_into(paths.checkpoints, time.time() + hours * 3600)
+
+
 def test_a_checkpoint_folder_behind_a_link_is_still_its_runs(tmp_path: Path) -> None:
     paths = paths_of(tmp_path)
     big = tmp_path / "big" / "checkpoints"

@@ -13,10 +13,11 @@ from test_loop_course import card, curve, refusal, run
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tr11ops.backup.base import Archive
-from tr11ops.backup.copying import copy_checkpoint
+from tr11ops.backup.copying import copy_source
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.records import Kind, Receipt
+from tr11ops.backup.records import Kind, Receipt, location_of
 from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from trainer.config import TrainerConfig
 from trainer.contract import Manifest, checkpoint_steps, manifest_faults
@@ -32,9 +33,9 @@ def training(folder: Path, name: str) -> TrainerConfig:
 
 
 def copy(archive: Archive, config: TrainerConfig, kind: Kind, tar: bool) -> Receipt:
-    return copy_checkpoint(
-        archive, config.paths.checkpoint(3), 3, kind, run="tiny", variant="main", transfer=Transfer(),
-        format="tar" if tar else "files",
+    return copy_source(
+        archive, read_source(config.paths.checkpoint(3), 3, kind), kind, location_of(kind, "main", 3), run="tiny",
+        variant="main", transfer=Transfer(), format="tar" if tar else "files",
     )  # fmt: skip
 
 

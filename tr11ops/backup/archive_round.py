@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
-from tr11ops.backup.copying import Format, copy_checkpoint, copy_source, work_bytes
+from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
 from tr11ops.backup.due import Due, Plan, is_whole, plan_round
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
@@ -19,6 +19,7 @@ from tr11ops.backup.records import CopyRecord, Receipt, location_of, write_copy
 from tr11ops.backup.round_reading import RoundReading
 from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Progress, Request, Tally
 from tr11ops.backup.schedule import CopyPolicy
+from tr11ops.backup.source import read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
 from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged, Transfer
 from tr11ops.backup.turn import Turn
@@ -163,9 +164,10 @@ class ArchiveRound:
             total = work_bytes(folder, due.step, due.kind, self._format)
             self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.mends})
             with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
-                return copy_checkpoint(
-                    self._archive, folder, due.step, due.kind, transfer=transfer(progress), repair=due.mends,
-                    format=self._format, **self._maker,
+                return copy_source(
+                    self._archive, read_source(folder, due.step, due.kind), due.kind,
+                    location_of(due.kind, self._card.run.variant, due.step), transfer=transfer(progress),
+                    repair=due.mends, format=self._format, **self._maker,
                 )  # fmt: skip
 
         def note(error: SourceDamaged) -> None:

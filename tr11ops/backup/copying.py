@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from tr11ops.backup.base import Archive, ArchiveRefused, hidden_name
 from tr11ops.backup.items import Carrier, Item, check_room
 from tr11ops.backup.receipts import TAR_SUFFIX, read_receipt, write_receipt
-from tr11ops.backup.records import CopiedFile, Kind, Receipt, location_of
+from tr11ops.backup.records import CopiedFile, Kind, Receipt
 from tr11ops.backup.source import Source, read_source
 from tr11ops.backup.tar_layout import offsets, tar_layout
 from tr11ops.backup.transfer import CopyError, CopyStopped, SourceChanged, Transfer
@@ -37,36 +37,6 @@ class _Place:
     receipt: Receipt | None = None
 
 
-def copy_checkpoint(
-    archive: Archive,
-    folder: Path,
-    step: int,
-    kind: Kind,
-    *,
-    run: str,
-    variant: str,
-    transfer: Transfer,
-    format: Format = "files",
-    repair: bool = False,
-    run_id: str = "",
-    clock: Callable[[], float] = now,
-) -> Receipt:
-    """Copy the checkpoint in `folder` (global_stepN), and return the receipt of the copy, every byte of it read back.
-
-    A copy of the same checkpoint that is there already is not made again; with `repair` it is read back, and what
-    differs is sent again. A copy of another checkpoint of the same step stays, and this one gets a place beside it.
-
-    Raises SourceDamaged, SourceChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when the source
-    cannot be read or a receipt at the far side is damaged, ArchiveError when the archive is away longer than the
-    retries last, refuses, or is full. In each case nothing new is visible as a copy, and what was sent is gone on with
-    by the next call.
-    """
-    return copy_source(
-        archive, read_source(folder, step, kind), kind, location_of(kind, variant, step), run=run, variant=variant,
-        transfer=transfer, format=format, repair=repair, run_id=run_id, clock=clock,
-    )  # fmt: skip
-
-
 def copy_source(
     archive: Archive,
     source: Source,
@@ -81,7 +51,16 @@ def copy_source(
     run_id: str = "",
     clock: Callable[[], float] = now,
 ) -> Receipt:
-    """Copy what `source` holds to the place `base`, or beside it where that is taken. As `copy_checkpoint`."""
+    """Copy what `source` holds to the place `base`, or beside it where that is taken; returns the receipt of the copy,
+    every byte of it read back. Of a checkpoint, `source` is `read_source` and `base` is `location_of`.
+
+    A copy of the same source that is there already is not made again; with `repair` it is read back, and what differs
+    is sent again. A copy of another checkpoint of the same step stays, and this one gets a place beside it.
+
+    Raises SourceDamaged, SourceChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when a receipt at
+    the far side is damaged, ArchiveError when the archive is away longer than the retries last, refuses, or is full. In
+    each case nothing new is visible as a copy, and what was sent is gone on with by the next call.
+    """
     carrier = Carrier(archive, source, transfer)
     place = _find_place(carrier.archive, source, kind, base, format)
     if place.receipt is not None:

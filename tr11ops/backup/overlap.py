@@ -2,13 +2,15 @@
 
 Names prove nothing: links and bind mounts give one folder several. Each path is followed to its real one, and that is
 looked up in the table of mounts as (file system, path inside it). Folders are compared by device and inode besides, for
-file systems that are mounted twice without a table that says so.
+file systems that are mounted twice without a table that says so. One that is mounted twice over the network has other
+numbers too: so a file of an unheard-of name is made in the run directory for a moment, and must not be seen there.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -67,7 +69,29 @@ def overlap(folder: Path, paths: RunPaths) -> str:
             if relation and (relation != "around" or what == "the run directory"):
                 inner = "" if place == folder else f"its folder {place.relative_to(folder)} "
                 return f"{inner}{_WORDS[relation]} {what} {home}"
-    return ""
+    return next((found for what, home in ours if (found := _shown(what, home, theirs))), "")
+
+
+def _shown(what: str, home: Path, theirs: list[Path]) -> str:
+    """Whether a file that is made in `home` for a moment shows in one of the folders, or above the first, in words.
+
+    Where none can be made (no rights, a full disk) nothing is said: prune looks at copies once more when the original
+    is hidden.
+    """
+    probe = home / f".tr11-{secrets.token_hex(8)}"
+    try:
+        probe.touch(0o664, exist_ok=False)
+    except OSError:
+        return ""
+    try:
+        for place in theirs:
+            if os.path.lexists(place / probe.name):
+                inner = "" if place == theirs[0] else f"its folder {place.relative_to(theirs[0])} "
+                return f"{inner}is {what} {home}"
+        above = any(os.path.lexists(parent / probe.name) for parent in theirs[0].absolute().parents)
+        return f"lies in {what} {home}" if above else ""
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def overlap_fault(key: str, folder: Path, paths: RunPaths) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tr11ops.checkpoints.pins import state_folder
-from tr11ops.checkpoints.use import read_clocks
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.evidence import observed
 from tr11ops.launch.facts import foreground_trainings
@@ -15,6 +13,7 @@ from tr11ops.rundir import RunDirectory
 from tr11ops.snapshot import Unknown
 from tr11ops.stop import StopView
 from trainer.contract import host_name
+from trainer.lease import clocks_of
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,7 @@ class Living:
 
 def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Scheduler) -> Living:
     """Look at all three. `view` is what was seen of the jobs a moment ago."""
-    clocks = observed(lambda: read_clocks(state_folder(directory)))
-    moments = (time.time(),) if isinstance(clocks, Unknown) else (clocks.here, clocks.server or clocks.here)
-    holder = observed(lambda: read_holder(directory.paths, *moments))
+    holder = observed(lambda: read_holder(directory.paths, *clocks_of(directory.paths, time.time())))
     here = observed(lambda: foreground_trainings(directory))
     words = [f"job {job.job_id} of {job.user} is {str(job.state).lower()}" for job in view.running]
     words += () if isinstance(here, Unknown) else here

@@ -1,16 +1,17 @@
 """Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value, and then done.
 
 The renames themselves, and how one that was cut off is finished, are `trainer.rollback`'s, which a starting training
-uses too. Order of the effects: journal, record with all that is to be renamed, `latest`, renames, record struck off.
+uses too. Order of the effects: the run's lease is taken, journal, record with all that is to be renamed, `latest`,
+renames, record struck off, the lease let go.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tr11ops.checkpoints.asides import names_of
@@ -24,13 +25,15 @@ from tr11ops.rundir import RunDirectory
 from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
 from trainer.config import TrainerConfig
 from trainer.contract import checkpoint_name, checkpoint_step, now
+from trainer.lease import Claim, LeaseFolder, clocks_of
 from trainer.recovery_file import BY_HAND, Moves, PendingMoves, RecoveryEvent, RecoveryRecord, write_recovery
 from trainer.rollback import finish, moves_of
 from trainer.schedule import Position, path_of
 from trainer.skip import IterationRange
 
 CLAIM_SECONDS = 600.0
-BEGUN, DONE, WITHDRAWN = "rollback", "rollback-done", "rollback-withdrawn"
+BEGUN, DONE = "rollback", "rollback-done"
+LEASE_JOB = "rollback"  # under which name a roll-back holds the run's lease
 
 
 class NotPossible(Exception):
@@ -185,46 +188,65 @@ def claimed(directory: RunDirectory) -> Iterator[None]:
         claims.release(mine)
 
 
-def carry_out(
-    directory: RunDirectory, plan: RollbackPlan, before: RecoveryRecord, why: str, who: str, ended: str = ""
-) -> None:
+def carry_out(directory: RunDirectory, plan: RollbackPlan, why: str, who: str, ended: str = "") -> None:
     """Do what was planned, under `claimed`. Raises OSError: then the next command or start finishes it.
 
-    `before`: the record as it was; `ended`: the job of a young claim whose trainer is known to be over.
-
-    A training takes the lease before it reads the record. So one that starts after the record was written finishes
-    the renames itself; one that was there first makes this withdraw the record. Raises TrainerAlive in both cases.
+    `ended`: the job of a young claim whose trainer is known to be over. Raises TrainerAlive, see `_leased`.
     """
-    journal = Journal(directory.journal)
-    journal.write(BEGUN, why or _text(plan), _data(plan), who)
-    write_recovery(directory.paths, plan.record)
-    holder = _living_holder(directory, ended)
-    if holder is not None:
-        write_recovery(directory.paths, before)
-        journal.write(WITHDRAWN, holder.text, {"to": plan.to_step}, who)
-        raise TrainerAlive(f"nothing was renamed: a training has just started: {holder.text}")
-    finish_pending(directory, plan.record, who, why or _text(plan), ended)
+    with _leased(directory, ended) as fence:
+        Journal(directory.journal).write(BEGUN, why or _text(plan), _data(plan), who)
+        fence()
+        write_recovery(directory.paths, plan.record)
+        _finish(directory, plan.record, who, why or _text(plan), fence)
 
 
 def finish_pending(
     directory: RunDirectory, record: RecoveryRecord, who: str, why: str, ended: str = ""
 ) -> RecoveryRecord:
     """Do what is left of a recorded roll-back, under `claimed`. Raises OSError, TrainerAlive."""
+    with _leased(directory, ended) as fence:
+        return _finish(directory, record, who, why, fence)
 
-    def fence() -> None:
-        holder = _living_holder(directory, ended)
-        if holder is not None:
-            raise TrainerAlive(f"a training has just started, and finishes it: {holder.text}")
 
+def _finish(
+    directory: RunDirectory, record: RecoveryRecord, who: str, why: str, fence: Callable[[], None]
+) -> RecoveryRecord:
     done = finish(directory.paths, record, fence)
     with suppress(OSError):  # what was to be done is in the journal already
         Journal(directory.journal).write(DONE, why, {"events": len(done.events)}, who)
     return done
 
 
+@contextmanager
+def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]:
+    """Hold the run's lease, as a trainer does: one that starts meanwhile waits for its end, and reads the record then.
+
+    Yields what asks whether it is still held. Raises TrainerAlive when a living trainer holds it: nothing was changed
+    then; or when one has taken it over, which it does from who is silent for long: it finishes what is on record.
+    """
+    holder = _living_holder(directory, ended)
+    if holder is not None:
+        raise TrainerAlive(f"nothing was changed: a training has just started: {holder.text}")
+    folder = LeaseFolder(directory.paths)
+    epoch = folder.newest()[0] + 1
+    if not folder.claim(epoch, replace(Claim.of_this_process(LEASE_JOB, 0), epoch=epoch)):
+        raise TrainerAlive("nothing was changed: a training starts at this moment")
+
+    def fence() -> None:
+        if not folder.is_newest(epoch):
+            raise TrainerAlive("a training has just started, and finishes it")
+
+    try:
+        yield fence
+    finally:
+        with suppress(OSError):  # then the next trainer watches for some seconds
+            folder.renew(epoch, 0, held=False)
+
+
 def _living_holder(directory: RunDirectory, ended: str) -> Holder | None:
-    holder = read_holder(directory.paths, now())
-    return None if holder is not None and holder.job_id == ended else holder
+    """Who holds the lease and lives. Of roll-backs one is at it at a time (`claimed`), so another's claim is over."""
+    holder = read_holder(directory.paths, *clocks_of(directory.paths, now()))
+    return None if holder is not None and holder.job_id in (ended, LEASE_JOB) else holder
 
 
 def _text(plan: RollbackPlan) -> str:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from tr11ops.cluster.local_processes import is_alive
 from tr11ops.crontab.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
-from tr11ops.run_clock import file_system_time
 from tr11ops.rundir import RunDirectory, make_shared
 from trainer.checkpoint.resumable import resume_order
 from trainer.contract import RunPaths, checkpoint_step
-from trainer.lease import LeaseFolder, read_lease
+from trainer.lease import LeaseFolder, file_system_time, read_lease
 from trainer.phases import PhaseRecord, parse_phase
 from trainer.recovery_file import RecoveryRecord, read_recovery
 

@@ -187,7 +187,7 @@ def _apply(
             plan = _plan(place, view, again, step, skip, _catalogue(place))
             if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(again.events) != len(record.events):
                 raise Refusal("the checkpoints have changed since they were shown. Nothing was changed: type it again")
-            carry_out(directory, plan, again, why, place.user, ended)
+            carry_out(directory, plan, why, place.user, ended)
     except ClaimTaken as taken:
         raise Refusal(f"a prune or another roll-back is at it: {taken}. Nothing was changed") from None
     except TrainerAlive as alive:

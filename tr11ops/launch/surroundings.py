@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tr11ops.evidence import read_heartbeats
 from tr11ops.launch.datasets import prefixes_of
-from tr11ops.run_clock import file_system_time
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import known
@@ -59,6 +58,8 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
 
 def clock_of_file_system(folder: Path) -> ClockFacts:
     """This machine's clock against the file system's. Raises OSError where nothing can be written."""
+    from trainer.lease import file_system_time
+
     here, stamped = file_system_time(folder)
     return ClockFacts("this machine", here - stamped, "the file system")
 

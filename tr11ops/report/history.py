@@ -38,7 +38,6 @@ class _Metrics:
     """What one pass over metrics.jsonl gathers."""
 
     steps: list[StepMark] = field(default_factory=list)
-    roll_backs: list[tuple[float, int]] = field(default_factory=list)
     validations: list[float] = field(default_factory=list)
 
 
@@ -78,7 +77,6 @@ def read_history(directory: RunDirectory, jobs: Observed[tuple[Job, ...]], ledge
         pauses=_pauses(ledger.entries, directory),
         holds=_holds(ledger.entries),
         exclusions=_exclusions(ledger.entries),
-        roll_backs=tuple(found.roll_backs),
         validations=tuple(found.validations),
         waits=_waits(directory, jobs, known(submissions, ())),
         doubts=tuple(doubts),
@@ -117,8 +115,6 @@ def _take(line: str, found: _Metrics) -> None:
             told = value.get("seconds_per_iteration")
             seconds = float(told) if isinstance(told, int | float) and math.isfinite(told) else None
             found.steps.append(StepMark(time, int(value["iteration"]), seconds, sys.intern(str(value["job_id"]))))
-        elif kind == "roll-back":
-            found.roll_backs.append((time, int(value["to"])))
         elif kind == "validation":
             found.validations.append(time)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):

@@ -76,7 +76,7 @@ class History:
     """A run's past. Attempts are in the order of their starts, steps in that of the log.
 
     `pauses`: kill switch and pause; `holds`: waiting work that was held, since when, until somebody let it go;
-    `exclusions`: `what` is the node. `roll_backs`: (time, step gone back to). `validations`: when one was logged.
+    `exclusions`: `what` is the node.  `validations`: when one was logged.
     `waits`: whether work of the run waits in the queue now; None where the scheduler does not say.
     """
 
@@ -89,7 +89,6 @@ class History:
     pauses: tuple[Period, ...] = ()
     holds: tuple[Period, ...] = ()
     exclusions: tuple[Period, ...] = ()
-    roll_backs: tuple[tuple[float, int], ...] = ()
     validations: tuple[float, ...] = ()
     waits: bool | None = None
     doubts: tuple[str, ...] = ()

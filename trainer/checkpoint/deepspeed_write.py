@@ -43,7 +43,7 @@ from trainer.checkpoint.deepspeed_names import (
 )
 from trainer.checkpoint.deepspeed_partition import FlatFragment, fragments_of, stage_bounds
 from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
+from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
 from trainer.checkpoint.state import FRAGMENT_KINDS, rectangles
@@ -65,12 +65,13 @@ def write_deepspeed_layout(
     *,
     settings: OptimizerSettings = UNKNOWN_SETTINGS,
     latest: bool = True,
+    fence: Fence | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> Path:
     """Write all tensors of `source` as the checkpoint of `step` below `folder`, cut as `info.topology` says.
 
     Returns its place. Holds one file in memory at a time: what one rank of that topology would hold. A source without
-    an optimizer gives layer and rank files only. `latest`: make the file of that name name it; it is written last, so
+    an optimizer gives layer and rank files only. `latest`, `fence`: see `publish`; that file is written last, so
     DeepSpeed finds either the old checkpoint or the whole new one. `on_bytes` is told of what is written
     (`layout_bytes` in all). Megatron's random states are not in it (its `--no-load-rng`).
     Raises CheckpointError when the step exists, when the degrees do not divide the model, when the source is damaged,
@@ -90,7 +91,7 @@ def write_deepspeed_layout(
             for name, contents in _files(plan, source, extras.cursor, info, settings)
         ]
         entries += write_extras(partial, 0, step, extras)
-        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest)
+        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error

@@ -18,6 +18,7 @@ from torch import Tensor
 from trainer.checkpoint import catalogue
 from trainer.checkpoint.catalogue import CheckpointError, Report
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
+from trainer.checkpoint.resumable import ResumeNeed, has_resumable, lack_of
 from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_beside
 
 RNG, CURSOR = "rng", "cursor.json"
@@ -113,8 +114,9 @@ def publish(
 ) -> int:
     """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written.
 
-    `latest`: whether the file of that name shall name it. `fence` is asked last, when everything lies ready under
-    hidden names: what follows are renames of these, and whoever takes the run over takes them away first (see
+    `latest`: whether the file of that name shall name it; it never names the weights alone while a training could
+    resume from another one. `fence` is asked last, when everything lies ready under hidden names: what follows are
+    renames of these, and whoever takes the run over takes them away first (see
     `trainer.checkpoint.catalogue.fence_off`). So even a trainer that was frozen behind its fence changes nothing.
     `report`: told when something that is not this training's bore the name (see `catalogue.take_place`).
     """
@@ -127,7 +129,8 @@ def publish(
         for _ in flushing.map(sync_folder, [*inner, partial]):
             pass
     home = folder / checkpoint_name(manifest.step)
-    pointer = write_beside(folder / LATEST_FILE, home.name) if latest else None
+    moves = latest and (lack_of(manifest, ResumeNeed()) is None or not has_resumable(folder))
+    pointer = write_beside(folder / LATEST_FILE, home.name) if moves else None
     try:
         if fence is not None:
             fence()

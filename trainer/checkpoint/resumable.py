@@ -20,6 +20,7 @@ from trainer.contract import (
     NewerFormat,
     RunPaths,
     checkpoint_name,
+    checkpoint_steps,
     manifest_faults,
     read_bytes,
     read_json,
@@ -210,6 +211,11 @@ def search(
         report(step, fault)
         passed.append((step, fault))
     return Search(None, None, tuple(passed))
+
+
+def has_resumable(folder: Path) -> bool:
+    """Whether a training of any model could resume from a checkpoint below `folder`, by the sizes of its files."""
+    return search(folder, checkpoint_steps(folder), None, ResumeNeed(), size_faults).step is not None
 
 
 def resume_order(steps: Iterable[int], latest: int | None) -> list[int]:

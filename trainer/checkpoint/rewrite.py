@@ -31,7 +31,7 @@ from trainer.checkpoint import catalogue
 from trainer.checkpoint.agreement import one_line
 from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, make_manifest, publish, write_extras
+from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
@@ -52,6 +52,7 @@ def write_checkpoint(
     info: CheckpointInfo,
     *,
     latest: bool = True,
+    fence: Fence | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> Path:
     """Write all tensors of `source` as the checkpoint of `step` below `folder` (checkpoints/VARIANT).
@@ -59,7 +60,7 @@ def write_checkpoint(
     Returns the checkpoint's own folder.
     Holds one chunk (CHUNK_BYTES, or one row of a tensor where that is larger) in memory at a time. A source without an
     optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams anew.
-    `latest`: make the file of that name name it. `on_bytes` is told of each chunk written (`source_bytes` in all).
+    `latest`, `fence`: see `publish`. `on_bytes` is told of each chunk written (`source_bytes` in all).
     Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
     source is damaged, or when the disk refuses; nothing of the new checkpoint is then left.
     """
@@ -74,7 +75,7 @@ def write_checkpoint(
         entries = _write_part(partial, "weights", source, on_bytes)
         entries += _write_part(partial, "optimizer", source, on_bytes)
         entries += write_extras(partial, 0, step, extras)
-        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest)
+        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error

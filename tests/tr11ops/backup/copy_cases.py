@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.backup.base import Archive, FarFile, Unread, Upload
-from tr11ops.backup.copying import copy_checkpoint
+from tr11ops.backup.copying import copy_source
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.records import Receipt
+from tr11ops.backup.records import Receipt, location_of
 from tr11ops.backup.retrying import Retrying
+from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from trainer.contract import FileEntry, Manifest, checkpoint_name, file_digest
 
@@ -56,9 +57,10 @@ def quick(**changes: Any) -> Transfer:
 
 
 def copy(archive: Archive, folder: Path, transfer: Transfer | None = None, **options: Any) -> Receipt:
-    given: dict[str, Any] = {"kind": "full", "run": RUN, "variant": VARIANT, **options}
+    given: dict[str, Any] = {"kind": "full", "run": RUN, "variant": VARIANT, "transfer": transfer or quick(), **options}
     step = int(folder.name.removeprefix("global_step"))
-    return copy_checkpoint(archive, folder, step, transfer=transfer or quick(), **given)
+    source, base = read_source(folder, step, given["kind"]), location_of(given["kind"], given["variant"], step)
+    return copy_source(archive, source, base=base, **given)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

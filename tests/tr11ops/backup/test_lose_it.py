@@ -260,6 +260,29 @@ def test_a_folder_of_the_archive_that_is_mounted_from_the_run_is_found(
     assert overlapping.overlap(case.store, case.card.paths).startswith("its folder checkpoints lies in the run dir")
 
 
+@pytest.mark.parametrize("where", ["root", "inside", "checkpoints", "variant", "elsewhere"])
+def test_the_run_directory_mounted_twice_over_the_network_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Neither path, table of mounts nor numbers tell: a file that is made here shows there."""
+    case = Case(memory, "folder", None)
+    (case.directory.root / "deep").mkdir()
+    (memory / "alias").symlink_to(case.directory.root)
+    (memory / "mounted").symlink_to(case.checkpoints.parent)
+    target = {"root": "alias", "inside": "alias/deep", "checkpoints": "mounted", "elsewhere": "store"}
+    folder = memory / target.get(where, "other")
+    if where == "variant":
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "main").symlink_to(case.checkpoints)
+    monkeypatch.setattr(overlapping, "_relation", lambda *_: "")
+    before = set(case.directory.root.rglob("*"))
+    words = {"root": "is the run", "inside": "lies in the run", "checkpoints": "is the checkpoint folder",
+             "variant": "its folder checkpoints/main is the checkpoint folder", "elsewhere": ""}  # fmt: skip
+    found = overlapping.overlap(folder, case.card.paths)
+    assert found.startswith(words[where]) and bool(found) == (where != "elsewhere"), found
+    assert set(case.directory.root.rglob("*")) == before
+
+
 def test_a_copy_that_goes_with_its_checkpoint_was_none(memory: Path) -> None:
     """The copy is the original by a way that no table shows: it is looked at again when the original is hidden."""
     case = Case(memory, "folder", None)
@@ -636,7 +659,7 @@ def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(memory: Path, mo
     stray.write_text("first\n")
     source = read_source(case.checkpoints / "global_step100", 100, "full")
     stray.write_text("first\nsecond\n")
-    monkeypatch.setattr("tr11ops.backup.copying.read_source", lambda *_: source)
+    monkeypatch.setattr("tr11ops.backup.archive_round.read_source", lambda *_: source)
     done = case.round()
     assert done.exit_code == 1 and "was changed while it was copied" in done.tallies[0].faults[0]
     assert "remove" not in done.tallies[0].faults[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +30,9 @@ from tr11ops.checkpoints.rollback import (
 )
 from tr11ops.crontab.claims import ClaimTaken
 from tr11ops.journal import read_journal
-from tr11ops.launch.surroundings import Holder
-from tr11ops.report.history import read_history
 from trainer.checkpoint.catalogue import find_resumable
 from trainer.contract import read_latest
+from trainer.lease import Claim, LeaseFolder, read_lease
 from trainer.recovery_file import BY_HAND, RecoveryEvent, RecoveryRecord, read_recovery, write_recovery
 from trainer.rollback import settle
 from trainer.skip import IterationRange, SkipPlan
@@ -44,14 +46,13 @@ def plan(shelf: Shelf, step: int, skip: IterationRange | int | None = None, last
 
 def go_back(shelf: Shelf, step: int, skip: IterationRange | int | None = None) -> None:
     with claimed(shelf.directory):
-        carry_out(shelf.directory, plan(shelf, step, skip), read_recovery(shelf.directory.paths), "a spike", "ana")
+        carry_out(shelf.directory, plan(shelf, step, skip), "a spike", "ana")
 
 
 def undo(shelf: Shelf) -> RollbackPlan:
     with claimed(shelf.directory):
-        record = read_recovery(shelf.directory.paths)
-        planned = plan_undo(shelf.catalogue(), record, "ana")
-        carry_out(shelf.directory, planned, record, "", "ana")
+        planned = plan_undo(shelf.catalogue(), read_recovery(shelf.directory.paths), "ana")
+        carry_out(shelf.directory, planned, "", "ana")
     return planned
 
 
@@ -76,7 +77,8 @@ def test_newer_ones_are_set_aside_and_all_comes_back(shelf: Shelf) -> None:
     assert resumes_from(shelf) == 200
     event = read_recovery(shelf.directory.paths).events[0]
     assert (event.kind, event.to_step, event.who, event.latest) == (BY_HAND, 200, "ana", "global_step400")
-    assert read_history(shelf.directory, ()).roll_backs[0][1] == 200  # for those who read its steps
+    (note,) = shelf.directory.paths.metrics.read_text().splitlines()  # for those who read its steps
+    assert json.loads(note)["kind"] == "roll-back" and json.loads(note)["to"] == 200
     assert undo(shelf).gone == ()
     assert shelf.prints(shelf.steps()) == before and read_latest(shelf.folder) == 400
     assert skipped(shelf).ranges == () and read_recovery(shelf.directory.paths) == RecoveryRecord()
@@ -220,18 +222,40 @@ def test_an_undo_killed_before_each_of_its_effects_is_finished_too(memory_folder
 
 
 def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the renames: the record is withdrawn. Between them: the training itself finishes."""
+    """It holds the lease: nothing is changed. It starts between two effects: it waits, or, where the roll-back was
+    silent for long, takes over and finishes."""
     shelf.save(100, 200, 300, 400)
-    looks: list[Holder | None] = [Holder("7", "n1", "job 7")]
-    monkeypatch.setattr(rollback, "_living_holder", lambda directory, ended: looks.pop(0) if looks else None)
-    with pytest.raises(TrainerAlive, match="nothing was renamed"):
+    paths = shelf.directory.paths
+    leases = LeaseFolder(paths)
+    trainer = Claim.of_this_process("7", 1)
+    assert leases.claim(1, replace(trainer, epoch=1))
+    monkeypatch.setattr(rollback, "now", lambda: time.time() + 7200)  # this host's clock alone ends no life
+    with pytest.raises(TrainerAlive, match=r"nothing was changed: .*job 7"):
         go_back(shelf, 200)
-    assert read_recovery(shelf.directory.paths) == RecoveryRecord() and shelf.steps() == [100, 200, 300, 400]
-    looks[:] = [None, None, Holder("7", "n1", "job 7")]
+    assert read_recovery(paths) == RecoveryRecord() and shelf.steps() == [100, 200, 300, 400]
+    leases.renew(1, 1, held=False)
+    write = rollback.write_recovery
+
+    def write_and_start(*given: Any) -> None:
+        write(*given)
+        holder = read_lease(paths)
+        assert holder is not None and holder.held and holder.epoch == 2  # a trainer that starts now watches this claim
+        assert leases.claim(3, replace(trainer, epoch=3))
+
+    monkeypatch.setattr(rollback, "write_recovery", write_and_start)
     with pytest.raises(TrainerAlive, match="finishes it"):
         go_back(shelf, 200)
-    assert shelf.steps() == [100, 200, 300] and read_latest(shelf.folder) == 200
+    assert shelf.steps() == [100, 200, 300, 400] and read_recovery(paths).pending is not None
     assert resumes_from(shelf) == 200 and shelf.steps() == [100, 200]
+
+
+def test_a_training_that_starts_right_after_the_record_keeps_the_roll_back(shelf: Shelf) -> None:
+    """It takes the lease in turn, reads the record and finishes it: no one withdraws what it has read."""
+    shelf.save(100, 200, 300)
+    go_back(shelf, 100, 50)
+    lease = read_lease(shelf.directory.paths)
+    assert lease is not None and not lease.held
+    assert resumes_from(shelf) == 100 and skipped(shelf).ranges == (IterationRange(101, 150),)
 
 
 def test_a_prune_and_a_roll_back_take_turns(shelf: Shelf) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.backup.copy_cases import copy
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tests.tr11ops.cli.local_bench import LocalBench
-from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.records import CopyRecord, write_copy
 from tr11ops.backup.transfer import Transfer
@@ -220,7 +220,7 @@ def test_prune_removes_and_says_so(bench: LocalBench, shelf: Shelf) -> None:
     (bench.folder / "archive").mkdir()
     archive = FolderArchive(bench.folder / "archive", "store", "small")
     source = shelf.folder / "global_step1000"
-    receipt = copy_checkpoint(archive, source, 1000, "full", run="small", variant="main", transfer=Transfer())
+    receipt = copy(archive, source, Transfer(), run="small")
     write_copy(shelf.directory, CopyRecord.of(receipt, "store", archive.address))
     run = ("--run", str(bench.card))
     answer = bench.tr11("checkpoints", "prune", "--yes", "--reason", "SCRATCH is full", *run)

@@ -132,6 +132,38 @@ def test_latest_of_others_is_left_alone(saved: Path, tmp_path: Path, capsys: pyt
     assert read_latest(folder) == 5
 
 
+@pytest.mark.parametrize("layout", ["tr11", "deepspeed"])
+def test_a_training_that_starts_while_it_writes_keeps_its_latest(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "main"
+    write = Manifest.write
+
+    def write_and_start(manifest: Manifest, place: Path) -> None:
+        write(manifest, place)
+        hold(folder)
+
+    monkeypatch.setattr(Manifest, "write", write_and_start)
+    said = refusal(capsys, 1, saved, "-o", folder, "--format", layout)
+    assert "is being trained by job 1007" in said and list(folder.iterdir()) == []
+
+
+def test_weights_alone_never_take_latest_from_what_is_resumed_from(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "other"
+    reshape(capsys, saved, "-o", folder)
+    (folder / "global_step5").rename(folder / "global_step3")
+    manifest = folder / "global_step3" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 5', '"step": 3'))
+    (folder / "latest").write_text("global_step3")
+    result = reshape(capsys, saved, "-o", folder, "--weights-only", "--latest")
+    assert read_latest(folder) == 3 and "no training resumes" in result["remarks"][-1]
+    shutil.rmtree(folder)
+    reshape(capsys, saved, "-o", folder, "--weights-only")
+    assert read_latest(folder) == 5, "where there is nothing else, it is the one to evaluate"
+
+
 def test_another_models_folder_is_not_written_to(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,14 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.resumable import Fault, model_fault, read_whole
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract import LATEST_FILE, Manifest, checkpoint_name, checkpoint_steps, manifest_faults
+from trainer.contract import (
+    LATEST_FILE,
+    Manifest,
+    checkpoint_name,
+    checkpoint_steps,
+    manifest_faults,
+    read_latest,
+)
 from trainer.data.progress import progress_bar, say
 from trainer.lease import trained_into
 
@@ -57,8 +64,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         raise CheckpointError(f"{target} exists already and is not replaced; name another folder")
     _check_same_model(output, facts.model)
     moves = options.latest or not os.path.lexists(output / LATEST_FILE)
-    if moves and (why := trained_into(output, time.time())):
-        raise CheckpointError(why)
+
+    def fence() -> None:
+        """Asked first, and once more when all is written, which may take hours: a training may have started since."""
+        if moves and (why := trained_into(output, time.time())):
+            raise CheckpointError(why)
+
+    fence()
     if output.resolve().is_relative_to(place):
         raise UsageError(f"-o {output}: lies inside the checkpoint; name another folder")
     source: TensorSource = WeightsOnly(original) if options.weights_only else original
@@ -81,14 +93,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if options.format == "deepspeed":
             settings = OptimizerSettings.of(getattr(original, "group_options", ()))
             write_deepspeed_layout(
-                output, source, facts.step, extras, info, settings=settings, latest=moves, on_bytes=moved
+                output,
+                source,
+                facts.step,
+                extras,
+                info,
+                settings=settings,
+                latest=moves,
+                fence=fence,
+                on_bytes=moved,
             )
         else:
-            write_checkpoint(output, source, facts.step, extras, info, latest=moves, on_bytes=moved)
+            write_checkpoint(output, source, facts.step, extras, info, latest=moves, fence=fence, on_bytes=moved)
         bar.update(writing, completed=total)
     remarks = list(original.remarks) if isinstance(original, DeepSpeedSource) else []
     if not moves:
         remarks.append(f"{output / LATEST_FILE} is as it was; --latest has it name the new one")
+    elif options.weights_only and read_latest(output) != facts.step:
+        remarks.append(f"{output / LATEST_FILE} is as it was: from weights alone no training resumes")
     for remark in remarks:
         say(f"tr11: {remark}")
     written = _manifest(target)
