@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import shutil
@@ -17,8 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.grants import read_grants
+from tr11ops.cluster.pending import Cause, reason_of_job
+from tr11ops.cluster.site import read_site
 from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.accounting import ACCOUNT
+from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.machine import accepts, search_path
 from tr11ops.twin.plan import TwinError, TwinPlan, TwinPorts
 from tr11ops.twin.ports import is_free
@@ -337,10 +343,24 @@ def test_a_plain_user_has_a_twin_too(home: Path) -> None:
     any(shutil.which(name, path=search_path(os.environ)) is None for name in ("slurmdbd", "mariadbd")),
     reason="slurmdbd and mariadb-server are not installed",
 )
-def test_accounting_tells_of_jobs_that_ended(home: Path, tmp_path: Path) -> None:
+def test_accounting_tells_of_jobs_that_ended_and_of_used_up_hours(home: Path, tmp_path: Path) -> None:
     with Twin.up(replace(SMALL, accounting=True), home) as twin:
         request = BatchRequest("#!/bin/bash\nsrun true\nexit 3\n", "counted", 2, 600, "out.txt", tmp_path)
         job_id = SlurmScheduler(twin.environment).submit(request)
         wanted = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         until(lambda: f"{job_id}|FAILED|3:0" in client(twin, *wanted), "sacct tells of the job")
+
+        slurm, user = SlurmScheduler(twin.environment), getpass.getuser()
+        rules = read_site(user, twin.environment)
+        assert rules.enforces_limits and ACCOUNT in rules.accounts
+        assert read_grants(rules, user, None, None, None, twin.environment).budgets == ()
+        inject(twin, "limit-exhausted")
+        waiting = slurm.submit(replace(request, name="limited"))
+        until(lambda: (job := slurm.job(waiting)) is not None and "AssocGrpCPUMinutes" in job.reason, "the limit")
+        job = slurm.job(waiting)
+        assert job is not None and reason_of_job(job).cause is Cause.LIMIT
+        [budget] = read_grants(rules, user, None, None, None, twin.environment).budgets
+        assert (budget.owner, budget.resource, budget.left) == (f"account {ACCOUNT}", "cpu", 0)
+        heal(twin)
+        until(lambda: (job := slurm.job(waiting)) is None or job.state is not JobState.PENDING, "its start")
     assert list(home.iterdir()) == []

@@ -25,7 +25,8 @@ class SiteRules:
     `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches arrays off. `jobs`
     are all that the controller keeps, `submitted_jobs` what one user may have queued and running. `clock` is the
     controller's time of its answer (seconds since the epoch). `job_completions` is the text file in which it notes
-    each job that has ended (JobCompType=jobcomp/filetxt).
+    each job that has ended (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold;
+    `is_safe`: also for what a job could use at most.
     """
 
     largest_array_size: int | None = None
@@ -36,6 +37,8 @@ class SiteRules:
     accounts: tuple[str, ...] = ()
     qualities: tuple[str, ...] = ()
     job_completions: str = ""
+    enforces_limits: bool = False
+    is_safe: bool = False
 
     @property
     def has_arrays(self) -> bool:
@@ -70,7 +73,9 @@ def read_site(
         form = "format=account,qos,maxsubmit"
         accounts, qualities, limits = _associations(ask("sacctmgr", "-nP", "show", "assoc", f"user={user}", form) or "")
         limits += _quality_limits(ask("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu") or "", qualities)
-    if not _ENFORCES_LIMITS.search(settings.get("AccountingStorageEnforce", "")):
+    enforced = settings.get("AccountingStorageEnforce", "")
+    enforces_limits = bool(_ENFORCES_LIMITS.search(enforced))
+    if not enforces_limits:
         limits = []
     return SiteRules(
         largest_array_size=_number(settings.get("MaxArraySize", "")),
@@ -81,6 +86,8 @@ def read_site(
         accounts=accounts,
         qualities=qualities,
         job_completions=settings.get("JobCompLoc", "") if "filetxt" in settings.get("JobCompType", "") else "",
+        enforces_limits=enforces_limits and "slurmdbd" in settings.get("AccountingStorageType", ""),
+        is_safe=bool(re.search(r"\b(safe|all)\b", enforced)),
     )
 
 

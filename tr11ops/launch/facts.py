@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
+from tr11ops.cluster.grants import Grants
 from tr11ops.cluster.site import SiteRules
 from tr11ops.crontab.state import JobState, read_jobs
 from tr11ops.evidence import cause, read_exclusions
@@ -141,6 +142,7 @@ class LaunchFacts:
     periodic_jobs: Observed[tuple[JobState, ...]] = ()  # that ever ran for the run
     scheduler: str = ""  # the kind that `jobs` are of
     damaged: Observed[tuple[Damage, ...]] = ()  # state files
+    grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
 
 
@@ -153,12 +155,13 @@ def observe_launch(
     other_scheduler: Callable[[str], Scheduler],
     user: str,
     site: Callable[[], SiteRules] | None = None,
+    grants: Callable[[SiteRules], Grants] | None = None,
 ) -> LaunchFacts:
     """Look at the scheduler and the file system; changes nothing and leaves nothing.
 
     `scheduler` is None for a foreground training. `other_scheduler` opens the one that an older submission names.
-    `site` asks for the site's rules, None where there are none. The queue is asked before anything else: what an
-    earlier launch left in doubt is found there, or in the attempts' records.
+    `site` asks for the site's rules, and `grants` for what it grants; None where there are none. The queue is asked
+    before anything else: what an earlier launch left in doubt is found there, or in the attempts' records.
     """
     submissions = _observed(lambda: tuple(directory.read_submissions()))
     own = scheduler.name if scheduler else ""
@@ -170,6 +173,7 @@ def observe_launch(
 
     moment = now()
     has_data = card.rehearsal is None
+    rules = ask(site) if site else None
     return LaunchFacts(
         time=moment,
         user=user,
@@ -187,7 +191,8 @@ def observe_launch(
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
         checkpoints=_observed(lambda: _checkpoints(card, directory, request.read_digests)),
         host=host_name(),
-        site=ask(site) if site else None,
+        site=rules,
+        grants=ask(lambda: grants(rules)) if grants and isinstance(rules, SiteRules) else None,
         traces=_observed(lambda: read_traces(directory, known(submissions, ()))),
         history=_observed(lambda: read_history(directory.paths)),
         clocks=_observed(lambda: _clocks(directory, moment)),

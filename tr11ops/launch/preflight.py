@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.attention import attention_checks
-from tr11ops.cluster.base import Partition
+from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.exclusions import due_for_recheck
 from tr11ops.exit_duration import ExitPlan, exit_plan
@@ -17,12 +17,14 @@ from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.datasets import DatasetFacts
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.launch.grants import grant_checks
 from tr11ops.launch.history import RunHistory
 from tr11ops.launch.margins import is_measured, margin_checks
 from tr11ops.launch.place import damage_checks, holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.given import Given, given_to_scheduler
+from tr11ops.nodes.view import nodes_of
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.rundir import RunDirectory
@@ -53,6 +55,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
         yield from _leave_checks(leaves)
         yield from margin_checks(card, history)
         yield from _partition_checks(card, request, facts)
+        yield from grant_checks(card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time)
         if request.chain is not None:
             yield from chain_checks(request.chain)
     yield from place_checks(card, directory, facts)
@@ -95,6 +98,11 @@ def chosen_partition(card: RunCard, partitions: Iterable[Partition]) -> Partitio
         return next((entry for entry in listed if entry.name == card.slurm.partition), None)
     defaults = [entry for entry in listed if entry.is_default] or (listed if len(listed) == 1 else [])
     return defaults[0] if defaults else None
+
+
+def _partition_nodes(card: RunCard, facts: LaunchFacts) -> tuple[Node, ...]:
+    partition = chosen_partition(card, known(facts.partitions, ()))
+    return nodes_of(partition, known(facts.nodes, ())) if partition is not None else ()
 
 
 def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:

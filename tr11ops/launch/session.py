@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.grants import Grants, read_grants
 from tr11ops.cluster.site import SiteRules, keep_site, read_site
 from tr11ops.launch.chain import Chain, choose_chain
 from tr11ops.launch.check import Check, Level, ok, refused, unknown, verdict
@@ -43,6 +44,10 @@ class LaunchJob:
     def site(self) -> SiteRules:
         return read_site(self.user)
 
+    def grants(self, rules: SiteRules) -> Grants:
+        slurm = self.card.slurm
+        return read_grants(rules, self.user, slurm.account, slurm.quality_of_service, slurm.reservation)
+
 
 @dataclass(frozen=True)
 class LaunchView:
@@ -70,6 +75,7 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
         other_scheduler=job.other_scheduler,
         user=job.user,
         site=job.site if job.scheduler.name == "slurm" else None,
+        grants=job.grants if job.scheduler.name == "slurm" else None,
     )
     chain = choose_chain(job.card.slurm.chain, job.array, known(facts.site, None))
     request = replace(

@@ -1,0 +1,129 @@
+"""What a site grants, read from scontrol's answers, and whether it lasts for what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.cluster.base import Node, SchedulerError
+from tr11ops.cluster.grants import Budget, Grants, Reservation, read_grants
+from tr11ops.cluster.site import SiteRules
+from tr11ops.cluster.slurm_command import CommandResult
+from tr11ops.launch.grants import grant_checks
+from tr11ops.runcard import load_card
+from tr11ops.snapshot import Unknown
+
+NOW, HOUR = 1_795_371_259.0, 3600.0
+# As Slurm 22.05 writes it, shortened; times are seconds since the epoch, as tr11 asks for them.
+RESERVATIONS = "ReservationName=r1 StartTime=1795370000 EndTime=1795380000 Duration=02:46:40 Flags=SPEC_NODES\n"
+LIMITS = """Current Association Manager state
+Association Records
+ClusterName=c Account=root UserName= Partition= ID=1 ParentAccount= GrpTRESMins=cpu=N(7),node=N(0) MaxWallPJ=
+ClusterName=c Account=lab UserName= Partition= ID=2 ParentAccount=root(1) GrpTRESMins=cpu=N(7),gres/gpu=6000(5400) MaxWallPJ=1200
+ClusterName=c Account=proj UserName= Partition= ID=3 ParentAccount=lab(2) GrpTRESMins=cpu=600000(7),node=N(0) MaxWallPJ=
+ClusterName=c Account=proj UserName=ana(7) Partition= ID=4 ParentAccount= DefAssoc=Yes GrpTRESMins=cpu=N(7) MaxWallPJ=600
+ClusterName=c Account=proj UserName=ben(8) Partition= ID=5 ParentAccount= DefAssoc=Yes GrpTRESMins=cpu=1(1) MaxWallPJ=1
+ClusterName=c Account=other UserName= Partition= ID=6 ParentAccount=root(1) GrpTRESMins=cpu=5(5) MaxWallPJ=2
+QOS Records
+QOS=normal(1) UsageRaw=0 GrpTRESMins=cpu=9(9) MaxWallPJ=3
+QOS=long(2) UsageRaw=0 GrpTRESMins=node=100(40) MaxWallPJ=
+"""
+ENFORCED = SiteRules(enforces_limits=True, is_safe=True)
+
+
+def runner(arguments: Sequence[str], **_: Any) -> CommandResult:
+    return CommandResult(0, RESERVATIONS if arguments[3] == "reservation" else LIMITS, "")
+
+
+@pytest.mark.parametrize("account", ["proj", None])
+def test_the_limits_from_the_user_up_to_the_root_and_of_the_qos_alone(account: str | None) -> None:
+    found = read_grants(ENFORCED, "ana", account, "long", "r1", {}, runner)
+    assert found.reservation == Reservation("r1", 1795370000.0, 1795380000.0)
+    assert found.budgets == (
+        Budget("account proj", "cpu", 600_000, 7), Budget("account lab", "gres/gpu", 6000, 5400),
+        Budget("QoS long", "node", 100, 40),
+    )  # fmt: skip
+    assert (found.longest_job, found.is_safe) == (600 * 60, True)
+
+
+def test_what_is_not_enforced_is_not_asked_and_a_refusal_is_said() -> None:
+    def refuse(arguments: Sequence[str], **_: Any) -> CommandResult:
+        return CommandResult(1, "", "slurm_load_assoc_mgr_info: Access/permission denied\n")
+
+    assert read_grants(SiteRules(), "ana", None, None, None, {}, refuse) == Grants()
+    assert read_grants(SiteRules(), "ana", None, None, "r2", {}, runner).reservation is None
+    with pytest.raises(SchedulerError, match="permission denied"):
+        read_grants(ENFORCED, "ana", None, None, None, {}, refuse)
+
+
+def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False) -> list[str]:
+    """Two nodes of 4 GPUs and 64 CPUs for 2 hours a task: 240 node minutes, 960 GPU minutes, 15,360 CPU minutes."""
+    changes = ["slurm.nodes=2", "slurm.time_limit=02:00:00", "slurm.gpus_per_node=4"]
+    card = load_card(write_card(folder), [*changes, *(["slurm.reservation=r1"] if reservation else [])], {})
+    nodes = tuple(Node(f"n{number}", frozenset({"idle"}), cpus=64) for number in range(4))
+    return [f"{check.level.value}: {check}" for check in grant_checks(card, tasks, grants, nodes, NOW)]
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (None, "ok: reservation: r1, without an end"),
+        (NOW + 21 * HOUR, "ok: reservation: r1 ends in 21 h 00 min"),
+        (NOW + 5 * HOUR, "warning: slurm.reservation: r1 ends in 5 h 00 min: 2 of 10 tasks fit"),
+        (
+            NOW + HOUR,
+            "refused: slurm.reservation: r1 ends in 1 h 00 min, one task asks for 2 h 00 min: none would start",
+        ),
+        (NOW - HOUR, "refused: slurm.reservation: r1 ends in 0 s"),
+    ],
+)
+def test_the_end_of_the_reservation(tmp_path: Path, end: float | None, words: str) -> None:
+    [said] = checks(tmp_path, Grants(Reservation("r1", NOW - HOUR, end)), reservation=True)
+    assert said.startswith(words), said
+
+
+def test_a_reservation_that_is_not_there_any_more(tmp_path: Path) -> None:
+    [said] = checks(tmp_path, Grants(), reservation=True)
+    assert said.startswith("refused: slurm.reservation: 'r1' is no reservation here (any more); name the new one")
+
+
+LEFT = {
+    "enough": (Budget("account proj", "node", 6000, 3000), True, "ok: account: account proj has 50 of 100 node hours left"),
+    "for three": (
+        Budget("account proj", "gres/gpu", 96_000, 93_120), True,
+        "warning: account: account proj has 48 of 1,600 gres/gpu hours left, enough for 3 of 10 tasks (16 each)",
+    ),
+    "used up": (
+        Budget("account proj", "cpu", 600_000, 600_000), False,
+        "refused: account: account proj has 0 of 10,000 cpu hours left: no task would start",
+    ),
+    "less than one task": (
+        Budget("account proj", "cpu", 600_000, 599_940), True,
+        "refused: account: account proj has 1 of 10,000 cpu hours left, one task takes 256: none would start",
+    ),
+    "less than one task, which starts": (
+        Budget("account proj", "cpu", 600_000, 599_940), False,
+        "warning: account: account proj has 1 of 10,000 cpu hours left, one task takes 256",
+    ),
+    "not counted here": (
+        Budget("QoS long", "billing", 600, 540), True, "ok: account: QoS long has 1 of 10 billing hours left",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("budget", "is_safe", "words"), LEFT.values(), ids=LEFT)
+def test_the_hours_that_are_left(tmp_path: Path, budget: Budget, is_safe: bool, words: str) -> None:
+    [said] = checks(tmp_path, Grants(budgets=(budget,), is_safe=is_safe))
+    assert said.startswith(words), said
+
+
+def test_a_job_that_is_longer_than_the_account_gives_and_what_cannot_be_asked(tmp_path: Path) -> None:
+    [said] = checks(tmp_path, Grants(longest_job=3600))
+    assert said.startswith("refused: slurm.time_limit: 02:00:00 is above 1 h 00 min")
+    [said] = checks(tmp_path, Unknown("permission denied"))
+    assert said == "warning: account: unknown: what the site grants could not be asked (permission denied)"
+    assert checks(tmp_path, None) == []
