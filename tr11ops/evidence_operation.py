@@ -257,7 +257,10 @@ def _controllers_holds(paths: RunPaths, attempts: Iterable[Attempt], commanded: 
         for number in map(_line, verdict.held):
             if number not in named:
                 named.add(number)
-                why = verdict.message if verdict.reason in {"error", "refused"} else verdict.reason
+                ended = verdict.message if verdict.reason in {"error", "refused"} else verdict.reason
+                both = f"{verdict.held_because}: {ended}" if verdict.held_because else ended
+                said = (verdict.held_because, ended)
+                why = next((one for one in said if all(other in one for other in said)), both)
                 yield Hold(number, AUTOMATIC_OWNER, _or_none(verdict.time), _line(why))
 
 

@@ -200,6 +200,23 @@ def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) 
     assert seen.holds == (Hold("12", "ben", None, ""), Hold("101", "tr11", NOW, "kill-switch"))
 
 
+@pytest.mark.parametrize(
+    ("because", "message", "why"),
+    [
+        ("n3 cannot be excluded: 2 of 8", "n3 failed", "n3 cannot be excluded: 2 of 8: n3 failed"),
+        ("came back: n3 failed", "n3 failed", "came back: n3 failed"),
+        ("", "n3 failed", "n3 failed"),
+    ],
+)
+def test_a_hold_says_why_it_was_held_and_not_only_how_the_attempt_ended(
+    directory: RunDirectory, because: str, message: str, why: str
+) -> None:
+    verdict = AttemptVerdict("error", 6, 4, 1, message, held=("101",), time=NOW, held_because=because)
+    verdict.write(directory.paths.attempt("7"))
+    seen = reading.see_operation(directory, OperationFacts(), "demo", (), (Attempt("7", NOW, None),))
+    assert seen.holds == (Hold("101", "tr11", NOW, why),)
+
+
 def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDirectory) -> None:
     state = periodic.JobState("pulse", "crontab", "login1", NOW, NOW + 1, 2, "boom", 3600.0, 7, 3, NOW + 3600)
     periodic.write_job(directory, state)

@@ -80,7 +80,7 @@ def test_an_array_is_submitted_once_and_queued_behind(
 
 def test_slurms_own_refusals(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = launch(capsys, "--set", "slurm.constraint=no-such-feature", "--allow-namesake")
-    assert code == 1 and "slurm refuses it" in out
+    assert code == 2 and "slurm.constraint: 'no-such-feature' is refused by slurm" in out
     assert launch(capsys, "--exclude", "stranger[1-2]")[0] == 2
     assert launch(capsys, "--set", "slurm.partition=no-such")[0] == 2
     assert not (place / "run").exists()

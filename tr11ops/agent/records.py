@@ -62,7 +62,8 @@ class AttemptVerdict:
 
     `restart`: should the next task train on? `held`: the waiting jobs that were held because it should not;
     `hold_failed`: not all could be. `progress`: did any launch add an iteration or a checkpoint? `fault` names the
-    fault free of what changes from one time to the next; `blamed` are the nodes found bad.
+    fault free of what changes from one time to the next; `blamed` are the nodes found bad. `held_because`: why the rest
+    was to be held, which is more than how the attempt ended; "" where an older tr11 wrote it.
     """
 
     reason: str
@@ -81,6 +82,7 @@ class AttemptVerdict:
     job_id: str = ""
     submission: str = ""
     time: float = 0.0
+    held_because: str = ""
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""

@@ -245,7 +245,7 @@ class Remedy:
         if held or not complete:
             data = {"jobs": list(held), "complete": complete, "cause": verdict.cause, "fault": verdict.fault}
             self._note("array-held", why, data)
-        return replace(verdict, restart=False, held=held, hold_failed=not complete)
+        return replace(verdict, restart=False, held=held, hold_failed=not complete, held_because=why)
 
 
 def forbidding_verdict(attempt: Attempt) -> AttemptVerdict | None:
