@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from trainer.contract import RunPaths, read_latest
 from trainer.lifecycle import Attempt, HeartbeatWriter, tell, write_end_marker, write_failure
-from trainer.requests import Request
+from trainer.requests import Request, read_request
 
 
 def newest_step(paths: RunPaths) -> int | None:
@@ -30,6 +31,13 @@ def end_now(paths: RunPaths, attempt: Attempt, heartbeat: HeartbeatWriter, rank:
         except OSError as error:
             tell(f"tr11: the end could not be recorded: {error}", sys.stderr)
     os._exit(0)
+
+
+def end_if_asked(kill_switch: Path, paths: RunPaths, attempt: Attempt, heartbeat: HeartbeatWriter, rank: int) -> None:
+    """After a failure: end as asked where an end at once was asked for, since the other ranks may have gone already."""
+    request = read_request(kill_switch, "kill")
+    if request is not None and request.kind == "kill-now":
+        end_now(paths, attempt, heartbeat, rank, request)
 
 
 def leave_word(paths: RunPaths, attempt: Attempt, rank: int, error: BaseException, reason: str, iteration: int) -> None:

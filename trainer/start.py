@@ -14,10 +14,9 @@ from trainer.config import CardError, TrainerConfig
 from trainer.data.errors import DataError
 from trainer.flight_recorder import record_path, write_record
 from trainer.lease import Lease
-from trainer.leaving import end_now, leave_word
+from trainer.leaving import end_if_asked, leave_word
 from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag, exit_code, exit_process, tell
 from trainer.loop import Trainer
-from trainer.requests import read_request
 from trainer.spikes import NotFiniteError
 
 REFUSALS = (CardError, CheckpointError, DataError)
@@ -41,9 +40,7 @@ def run(
     try:
         reason = trainer.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
-        request = read_request(config.kill_switch, "kill")
-        if request is not None and request.kind == "kill-now":  # the others have gone already
-            end_now(config.paths, attempt, heartbeat, rank, request)
+        end_if_asked(config.kill_switch, config.paths, attempt, heartbeat, rank)
         reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
         tell(f"tr11: refused: {error}" if reason == "refused" else _words(error), sys.stderr)
         leave_word(config.paths, attempt, rank, error, reason, trainer.progress.iteration)

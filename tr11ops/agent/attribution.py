@@ -57,13 +57,16 @@ class Evidence:
 
     `states` are the nodes' flags as the scheduler gives them, None where it did not answer. `overdue`: the step did
     not end by itself after its first failure, and was ended. `worker_statuses`: exit status by global rank, as the
-    launchers printed it.
+    launchers printed it. `ended_by`: who asked for an end at once, without saving. `unwritable`: why the batch host
+    cannot write the run directory now.
     """
 
     nodes: tuple[str, ...]
     status: int
     marker: EndMarker | None = None
     stopped_by: str = ""
+    ended_by: str = ""
+    unwritable: str = ""
     srun: tuple[SrunLine, ...] = ()
     failures: tuple[Failure, ...] = ()
     reports: tuple[NodeReport, ...] = ()
@@ -129,6 +132,8 @@ def by_operator(evidence: Evidence) -> Attribution | None:
     if evidence.stopped_by:
         why = f"{evidence.stopped_by} to the batch script"
         return Attribution(Kind.OPERATOR, why, 1.0, fault="operator")
+    if marker is None and evidence.ended_by:  # its ranks go one by one: the last ones lose the first, or are ended
+        return Attribution(Kind.OPERATOR, f"ended at once, as asked by {evidence.ended_by}", 1.0, fault="operator")
     if marker is not None and marker.reason not in {"error", "refused", "signal"}:
         return Attribution(Kind.OPERATOR, marker.message, 1.0, fault="operator")
     if marker is not None and marker.reason == "signal":  # unless something else was the reason for the signal
@@ -179,6 +184,14 @@ def by_refusal(evidence: Evidence) -> Attribution | None:
         said = f"workers {ranks} left with exit status {EXIT_REFUSED}: the card is refused"
         return Attribution(Kind.CONFIGURATION, said, 0.9, evidence=(said,), fault="refused")
     return None
+
+
+def by_unwritable(evidence: Evidence) -> Attribution | None:
+    """A run directory that takes nothing any more: then no worker can save or leave its word, on any node."""
+    if not evidence.unwritable or evidence.marker is not None:
+        return None
+    why = f"the run directory cannot be written: {evidence.unwritable}"
+    return Attribution(Kind.STORAGE, why, 0.9, evidence=(why,), fault="storage: the run directory cannot be written")
 
 
 def by_death(evidence: Evidence) -> Attribution | None:
@@ -284,8 +297,8 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
-    by_operator, by_node_state, by_health, by_refusal, by_last_words, by_death, by_error, by_first_exit, by_lost_peer,
-    by_silence,
+    by_operator, by_node_state, by_health, by_refusal, by_unwritable, by_last_words, by_death, by_error, by_first_exit,
+    by_lost_peer, by_silence,
 )  # fmt: skip
 
 

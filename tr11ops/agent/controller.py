@@ -33,7 +33,7 @@ from tr11ops.agent.verdict import read_marker
 from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cluster.hostlist import compress
 from trainer.contract import STOP_REQUEST_FILE, EndMarker, host_name, write_json
-from trainer.requests import pause_of
+from trainer.requests import pause_of, read_request
 
 LOOK_SECONDS = 1.0
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
@@ -90,6 +90,8 @@ class Controller:
                 if marker.reason == "refused":
                     verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
                 return self._remedy.finish(verdict, hold=self._why_hold(marker))
+            if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
+                return self._leave_for_switch()
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
             if self._place.swaps_nodes:
@@ -203,6 +205,8 @@ class Controller:
             status=end.status,
             marker=marker,
             stopped_by=signal.Signals(asked[0]).name if asked and (in_order or len(asked) > 1) else "",
+            ended_by=self._ended_by(),
+            unwritable="" if in_order else self._write(replace(record, end=end.end, exit_status=end.status)),
             srun=parse_lines(watch.srun_lines),
             failures=read_failures(self._folder, record.launch),
             reports=read_reports(self._folder, record.launch),
@@ -238,6 +242,11 @@ class Controller:
         if self._place.directory.kill_switch_is_set():
             return "kill-switch"
         return "pause" if pause_of(self._paths, self._job_id) is not None else ""
+
+    def _ended_by(self) -> str:
+        """Who asked for an end at once, without saving; "" where nobody does."""
+        request = read_request(self._place.directory.kill_switch, "kill")
+        return str(request) if request is not None and request.kind == "kill-now" else ""
 
     def _look(self) -> None:
         """While a launch runs: hold what waits as soon as a stop switch is there, and let it go if it vanishes."""
@@ -368,8 +377,11 @@ class Controller:
         }  # fmt: skip
         self._remedy.note("launch-failed", found.summary, data)
 
-    def _write(self, record: LaunchRecord) -> None:
+    def _write(self, record: LaunchRecord) -> str:
+        """Keep the record of a launch, which matters more; why it cannot be kept, "" when it is."""
         try:
             record.write(self._folder)
-        except OSError as error:  # the launch matters more than its record
+        except OSError as error:
             self._tee.line(f"tr11: the record of launch {record.launch} cannot be written: {error}")
+            return f"{self._folder}: {error.strerror or error}"
+        return ""

@@ -196,6 +196,25 @@ def test_a_signal_that_nobody_sent_is_the_nodes_death_if_one_died():
     assert attribute(evidence(killed, marker=marker("signal"))).kind is Kind.NODE
 
 
+def test_what_follows_an_end_at_once_is_nobodys_fault():
+    killed = "srun: error: jean-zay-iam02: task 1: Killed"
+    found = attribute(evidence(killed, ended_by="ana on n1"))
+    assert (found.kind, found.blamed, found.summary) == (Kind.OPERATOR, (), "ended at once, as asked by ana on n1")
+    assert attribute(evidence(killed, ended_by="ana", marker=marker("error"))).summary != found.summary
+
+
+def test_a_run_directory_that_takes_nothing_is_the_storages_and_a_dead_node_the_nodes():
+    first = "srun: error: jean-zay-iam02: task 1: Exited with exit code 1"
+    full = "/run/state: Read-only file system"
+    assert attribute(evidence(first)).kind is Kind.NODE
+    found = attribute(evidence(first, unwritable=full))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.STORAGE, (), ())
+    assert full in found.summary
+    lost = "srun: error: Node failure on jean-zay-iam02"
+    assert attribute(evidence(lost, unwritable=full)).blamed == (TWO,)
+    assert attribute(evidence(first, unwritable=full, marker=marker("exit-duration"))).kind is Kind.OPERATOR
+
+
 def test_nothing_at_all_is_unknown_and_says_so():
     found = attribute(evidence(status=0))
     assert (found.kind, found.summary) == (Kind.UNKNOWN, "the workers ended with status 0 and no word")

@@ -29,6 +29,7 @@ import json, os, sys, time
 from pathlib import Path
 from dataclasses import asdict
 from trainer.contract import EndMarker, RunPaths, append_line, write_json
+from trainer.requests import new_request
 attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
 parts = (attempt.parents[2] / "parts").read_text().splitlines()
 part = parts[min(launch, len(parts)) - 1]
@@ -41,6 +42,8 @@ if rank == 0 and "step" in part:
 ready = attempt / f"ready-{launch}"  # rank 0 has done what it does before the fault
 if rank == 0 and "kill" in part:
     (root / "kill-switch").touch()
+if rank == 0 and "now" in part:
+    new_request("kill-now", "ana", "a test", root).write(root / "kill-switch")
 if rank == 0:
     ready.touch()
 while rank == 1 and not ready.exists():
@@ -183,6 +186,15 @@ def test_a_kill_switch_between_two_launches_is_honoured(stage: Stage):
     assert json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
     status, _ = stage.play("step", job_id="2")
     assert (status, stage.launches("2"), stage.verdict("2")["reason"]) == (0, [], "kill-switch")
+
+
+def test_ranks_that_are_lost_in_an_end_at_once_are_no_fault(stage: Stage):
+    status, shown = stage.play("step now error")
+    [launch] = stage.launches()
+    assert (status, launch["cause"], launch["blamed"], launch["suspects"]) == (0, "operator", [], []), shown
+    assert (stage.verdict()["reason"], stage.verdict()["restart"]) == ("kill-switch", False)
+    assert json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    assert "launch 1 failed" not in shown
 
 
 def test_a_pause_keeps_all_but_the_named_attempt_from_training(stage: Stage):

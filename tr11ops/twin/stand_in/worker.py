@@ -26,7 +26,7 @@ from trainer.contract import FileEntry, StepRecord, append_line, format_step, fo
 from trainer.curriculum import sequence_length_at
 from trainer.learning_rate import plan_of
 from trainer.lease import Lease, refusal
-from trainer.leaving import end_now, leave_word, newest_step
+from trainer.leaving import end_if_asked, end_now, leave_word, newest_step
 from trainer.lifecycle import (
     Attempt,
     Decision,
@@ -69,6 +69,7 @@ def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Sea
     try:
         reason = training.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
+        end_if_asked(config.kill_switch, paths, attempt, heartbeat, rank)
         refused = isinstance(error, REFUSALS) and training.steps_done == 0
         reason = "refused" if refused else "error"
         tell(f"tr11: refused: {error}" if refused else traceback.format_exc().rstrip(), sys.stderr)
