@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak check bench clean
+.PHONY: help setup slurm browser demo test soak check bench gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -14,6 +14,7 @@ help:
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make check   lint, types, import contract"
 	@echo "make bench   the measurements of benchmarks/"
+	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
 
 setup: $(VENV)/.installed slurm
@@ -52,6 +53,9 @@ check: $(VENV)/.installed
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py
+
+gpu: setup
+	@$(BIN)/python benchmarks/gpu.py
 
 clean:
 	@rm -rf $(VENV) demo-run

@@ -15,7 +15,7 @@ from pathlib import Path
 from peers import peers_python
 
 HERE = Path(__file__).parent
-NOT_MEASUREMENTS = {"run", "demo", "models", "peers"}
+NOT_MEASUREMENTS = {"run", "demo", "gpu", "models", "peers"}
 WITH_PEERS = {"data_path"}  # run where megatron-core is installed
 
 

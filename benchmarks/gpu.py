@@ -1,0 +1,298 @@
+"""`make gpu`: on the first GPU at hand, in 8 minutes: is it right there, and how fast?
+
+    python benchmarks/gpu.py [--device cuda|cpu] [--results FILE] [SECTION ...]
+
+Each attention kernel forward and backward against plain arithmetic; losses against those of the processor; a save and a
+resume, bit for bit; the benchmark with MFU; a profile. Each section is a process of its own, so that one that crashes
+costs no other. The table goes into benchmarks/RESULTS.md. Without a GPU it says so, exit status 2; `--device cpu` runs
+the same code on small shapes to check it, and writes nothing unless --results names a file. Exit status 1: a check
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpu_training import WARM_UP, in_child
+from models import Shape, card
+from torch import Tensor
+
+from tr11ops.agent.allocation import free_port
+from trainer.checkpoint import store
+from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.config import TrainerConfig
+from trainer.contract import RunPaths
+from trainer.engine import Engine, init_distributed
+from trainer.lifecycle import Attempt
+from trainer.mesh import Mesh, worker_device
+from trainer.model.devices import peak_tflops
+from trainer.model.flops import utilization
+from trainer.model.kernel_choice import choose_kernel
+from trainer.model.kernels import BACKENDS, CausalKernel, DenseKernel, FlexKernel, Kernel, device_facts
+from trainer.model.positions import alibi_slopes
+from trainer.profile import StepProfiler
+from trainer.requests import Answer, ProfileAsk
+
+BUDGET_SECONDS = 480.0
+RESULTS = Path(__file__).with_name("RESULTS.md")
+BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `fine`: None for a figure that is no check."""
+
+    what: str
+    found: str
+    fine: bool | None = None
+
+
+# ----------------------------------------------------------------------------- attention kernels
+def reference(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None) -> Tensor:
+    """Attention as arithmetic, in fp64."""
+    query, key, value = query.double(), key.double(), value.double()
+    place = torch.arange(query.shape[2], device=query.device)
+    distance = place[None, :] - place[:, None]
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None, None] * distance
+    return scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) @ value
+
+
+def kernels(device: torch.device) -> Iterator[Row]:
+    """Relative error of output and gradients, of each kernel that the device has."""
+    on_gpu = device.type == "cuda"
+    dtype, bound = (torch.bfloat16, 2e-2) if on_gpu else (torch.float32, 1e-5)
+    length = 1024 if on_gpu else 96
+    slopes = torch.tensor(alibi_slopes(4), device=device)
+    cases: list[tuple[str, Kernel, Tensor | None]] = [
+        ("causal", CausalKernel(BACKENDS["causal"] if on_gpu else ()), None),
+        ("dense", DenseKernel(slopes, False, device), slopes),
+    ]
+    if on_gpu:
+        efficient = DenseKernel(slopes, False, device, BACKENDS["efficient"])
+        cases += [("efficient", efficient, slopes), ("flex", FlexKernel(slopes, False, compiled=True), slopes)]
+    for name, kernel, used in cases:
+        generator = torch.Generator().manual_seed(1)
+        heads = [torch.randn(2, 4, length, 64, generator=generator).to(device, dtype).requires_grad_() for _ in "qkv"]
+        grain = torch.randn(2, 4, length, 64, generator=generator).to(device, dtype)
+        try:
+            mixed = kernel(heads[0], heads[1], heads[2], None, 0.0)
+            found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
+        except Exception as error:
+            yield Row(f"attention kernel {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}", False)
+            continue
+        plain = [head.detach().double().requires_grad_() for head in heads]
+        expected = reference(plain[0], plain[1], plain[2], used)
+        wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
+        errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
+        text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
+        yield Row(f"attention kernel {name}", text, max(errors) <= bound)
+    chosen = choose_kernel(card(small()).model, False, "bf16" if on_gpu else "fp32", device_facts(device))
+    yield Row("kernel of the benchmark's card", str(chosen), chosen.is_fused)
+
+
+def _relative(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine.double() - theirs).norm() / theirs.norm())
+
+
+# ----------------------------------------------------------------------------- training
+def small(dtype: str = "fp32") -> Shape:
+    return Shape(2, 64, 4, 256, 32, 2, 2, dtype)
+
+
+def trained(config: TrainerConfig, device: torch.device, steps: int) -> tuple[Engine, list[float]]:
+    """An engine after so many steps of the same batches everywhere, and its losses. Close it."""
+    join(device)
+    engine = Engine.build(config, Mesh.create(config.parallel, device))
+    return engine, [step(engine, number) for number in range(steps)]
+
+
+def step(engine: Engine, number: int) -> float:
+    shape = small()
+    windows = shape.windows(torch.Generator().manual_seed(number % 2), engine.mesh.device)
+    batches = ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
+    return engine.train_step(batches, engine.config.batch.global_batch_size, number).loss
+
+
+def join(device: torch.device) -> None:
+    if not dist.is_initialized():
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update(place, MASTER_PORT=str(free_port()))
+        init_distributed(device)
+
+
+def losses(device: torch.device) -> Iterator[Row]:
+    """The same training on the device and, in a process of its own, on the processor."""
+    for dtype, bound in (("fp32", 2e-4), ("bf16", 5e-2)):
+        here = child_losses(dtype, device.type)
+        there = child_losses("fp32", "cpu")
+        worst = max(abs(mine - theirs) for mine, theirs in zip(here, there, strict=True))
+        text = f"differ by {worst:.1e} of {bound:g} in {len(here)} steps; last {here[-1]:.4f}"
+        yield Row(f"losses in {dtype} against the processor's in fp32", text, worst <= bound and here[-1] < here[0])
+
+
+def child_losses(dtype: str, kind: str) -> list[float]:
+    command = [sys.executable, __file__, "--losses", dtype, "--device", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def resume(device: torch.device) -> Iterator[Row]:
+    """Steps after a load from a file against the steps that went straight on."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    config = card(small("bf16" if device.type == "cuda" else "fp32"))
+    info, half = CheckpointInfo({"pipeline": 1, "data": 1, "tensor": 1}, {}), STEPS // 2
+    with tempfile.TemporaryDirectory() as folder:
+        engine, _ = trained(config, device, half)
+        saver = AsyncSaver(Path(folder), print)
+        extras = Extras({"consumed_samples": half, "consumed_tokens": half})
+        saver.start(half, engine.sharded_state(), extras, info)
+        straight = [step(engine, number) for number in range(half, STEPS)]
+        outcome = saver.wait()[0]
+        saver.close()
+        engine.close()
+        if not isinstance(outcome, Finished):
+            yield Row("save", str(outcome.fault), False)
+            return
+        other, _ = trained(config, device, 1)
+        state = other.sharded_state()
+        loaded = store.load(Path(folder), half, state, info)
+        other.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
+        resumed = [step(other, number) for number in range(half, STEPS)]
+        other.close()
+    text = "bit for bit" if resumed == straight else f"{straight} without, {resumed} with it"
+    yield Row(f"{STEPS - half} steps after a save and a load", text, resumed == straight)
+
+
+def speed(device: torch.device) -> Iterator[Row]:
+    """The benchmark of `gpu_training.py`, without recomputation."""
+    on_gpu = device.type == "cuda"
+    shape = Shape(6, 4096, 32, 65536, 2048, 2, 4, "bf16") if on_gpu else small()
+    options = argparse.Namespace(steps=10 if on_gpu else 1, device=device.type)
+    name = torch.cuda.get_device_name(device) if on_gpu else "processor"
+    for system in ("tr11", "torch.compile") if on_gpu else ("tr11",):
+        found = in_child(system, shape, options)
+        if isinstance(found, str):
+            yield Row(f"speed of {system}", found, False if system == "tr11" else None)
+            continue
+        used = utilization(
+            card(shape).model, shape.vocabulary, shape.micro * shape.accumulated, found["seconds"], 1,
+            peak_tflops(name, shape.dtype),
+        )  # fmt: skip
+        share = "peak not known" if used.mfu is None else f"MFU {100 * used.mfu:.1f} %"
+        text = f"{1000 * found['seconds']:.1f} ms a step, {shape.tokens / found['seconds']:,.0f} tokens/s, "
+        text += f"{used.model_tflops:.1f} TFLOPs, {share}, {found['memory'] / 2**30:.1f} GiB"
+        yield Row(f"speed of {system}", f"{text} (median of {options.steps} after {WARM_UP})")
+
+
+def profiled(device: torch.device) -> Iterator[Row]:
+    """A trace of two steps, as `tr11 profile` asks for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = RunPaths(Path(folder), "gpu", "main", "")
+        profiler = StepProfiler(paths, Attempt("1", 1, paths.stop_request("1")), (0, 1), device)
+        engine, _ = trained(card(small()), device, 1)
+        profiler.start(ProfileAsk(1, 2, 0), 1)
+        for number in (2, 3):
+            step(engine, number)
+            profiler.after_step(number)
+        engine.close()
+        answer = Answer.read(paths.answer(1))
+        files = sorted(paths.profiles("1").iterdir()) if answer is not None and answer.step is not None else []
+        text = ", ".join(f"{file.suffixes[-2]}{file.suffixes[-1]} {file.stat().st_size / 1e6:.2f} MB" for file in files)
+        yield Row("profile of two steps", text or (answer.message if answer else "no answer"), bool(files))
+
+
+# ----------------------------------------------------------------------------- the whole
+SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
+    "kernels": kernels, "losses": losses, "resume": resume, "speed": speed, "profile": profiled,
+}  # fmt: skip
+
+
+def run_section(name: str, kind: str, seconds: float) -> list[Row]:
+    """One section in a process of its own."""
+    if seconds <= 0:
+        return [Row(name, f"not reached within {BUDGET_SECONDS / 60:g} minutes", False)]
+    command = [sys.executable, __file__, "--section", name, "--device", kind]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return [Row(name, f"not done within {seconds:.0f} s", False)]
+    if done.returncode:
+        return [Row(name, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1], False)]
+    return [Row(**row) for row in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+def table(title: str, rows: Sequence[Row]) -> str:
+    """Markdown; what failed is marked."""
+    marks = {None: "", True: "fine", False: "**failed**"}
+    lines = [f"{title}", "", "| what | found | |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {row.what} | {row.found.replace('|', '/')} | {marks[row.fine]} |" for row in rows)])
+
+
+def put_table(path: Path, text: str) -> None:
+    """Replace what stands between the marks, or add it at the end with them."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    block = f"{BEGIN}\n{text}\n{END}"
+    before, begin, rest = old.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    new = f"{before}{block}{after}" if begin and end else f"{old.rstrip()}\n\n## On a GPU\n\n{block}\n".lstrip()
+    path.write_text(new, encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--section", help=argparse.SUPPRESS)
+    parser.add_argument("--losses", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: nothing was checked or measured (--device cpu runs the same code, to check it)")
+        return 2
+    device = worker_device() if options.device == "cuda" else torch.device("cpu")
+    if options.losses:
+        engine, found = trained(card(small(options.losses)), device, STEPS)
+        engine.close()
+        print(json.dumps(found))
+        return 0
+    if options.section:
+        print(json.dumps([asdict(row) for row in SECTIONS[options.section](device)]))
+        return 0
+    unknown = [name for name in options.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    began, rows = time.monotonic(), []
+    for name in options.sections or SECTIONS:
+        for row in run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began)):
+            rows.append(row)
+            print(f"{ {None: '    ', True: 'fine', False: 'FAIL'}[row.fine] } {row.what}: {row.found}", flush=True)
+    name = torch.cuda.get_device_name(device) if options.device == "cuda" else "this machine's processor (a check)"
+    title = f"{name}, torch {torch.__version__}, {time.strftime('%d %B %Y')}, {time.monotonic() - began:.0f} s:"
+    results = options.results or (RESULTS if options.device == "cuda" else None)
+    if results is not None:
+        put_table(results, table(title, rows))
+        print(f"written to {results}")
+    return 1 if any(row.fine is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
