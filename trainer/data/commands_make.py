@@ -11,17 +11,25 @@ from typing import Any
 
 from trainer.data.blend import parse_split
 from trainer.data.command_line import Commands, UsageError, count, positive
-from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus
+from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.end_tokens import end_token_warning
 from trainer.data.errors import DataError, InputFault, explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import merge
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
+from trainer.data.made import was_interrupted
 from trainer.data.progress import progress_bar, say
 from trainer.data.sources import Reading, open_splits
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
-from trainer.data.tokenizer import TokenizerSpec, check_vocabulary_size, is_trained, load_tokenizer, train_tokenizer
+from trainer.data.tokenizer import (
+    TokenizerSpec,
+    check_vocabulary_size,
+    is_trained,
+    load_tokenizer,
+    request_path,
+    train_tokenizer,
+)
 
 TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower")
 
@@ -127,6 +135,7 @@ def _index_sentence(made: dict[str, Any]) -> str:
 
 def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
     """Build the corpus of this Python installation's own text."""
+    _tell_of_interruption(record_path(options.out))
     with progress_bar() as bar:
         task = bar.add_task("corpus", total=options.min_bytes)
         report = build_corpus(
@@ -136,6 +145,11 @@ def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
     if report.already_complete:
         say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
     return asdict(report)
+
+
+def _tell_of_interruption(record: Path) -> None:
+    if was_interrupted(record):
+        say("an earlier run was interrupted, and has nothing finished to go on from: starting from the beginning")
 
 
 def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,6 +169,7 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
         "special_tokens": options.special_token,
         "json_key": options.json_key,
     }
+    _tell_of_interruption(request_path(options.out))
     kept = not options.force and is_trained(options.out, request)
     if kept:
         say(f"{options.out} is trained from this corpus already; --force trains it again")

@@ -160,7 +160,7 @@ def build_corpus(
     done = None if force else _complete(output, request)
     if done is not None:
         return done
-    record = _record_path(output)
+    record = record_path(output)
     check_replaceable([output], record, lambda report: output.stat().st_size == report["file_bytes"], force)
     chosen: dict[bytes, Document] = {}
     origins: dict[str, int] = {}
@@ -226,14 +226,15 @@ def _write_lines(output: Path, documents: list[Document]) -> None:
             raise
 
 
-def _record_path(output: Path) -> Path:
+def record_path(output: Path) -> Path:
+    """Where a corpus keeps what it was made from."""
     return output.with_name(f"{output.name}.report.json")
 
 
 def _complete(output: Path, request: dict[str, Any]) -> CorpusReport | None:
     """The report of a corpus that is already there, whole, and of the same request."""
     try:
-        record = json.loads(_record_path(output).read_text(encoding="utf-8"))
+        record = json.loads(record_path(output).read_text(encoding="utf-8"))
         report = CorpusReport(**{**record["report"], "path": str(output), "already_complete": True})
         if record["request"] == request and output.stat().st_size == report.file_bytes:
             return report

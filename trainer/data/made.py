@@ -53,6 +53,15 @@ def recorded(record: Path, outputs: Iterable[Path]) -> Iterator[None]:
         raise
 
 
+def was_interrupted(record: Path) -> bool:
+    """Whether a record says that its command began to write and did not come to its end."""
+    try:
+        value = json.loads(record.read_text(encoding="utf-8"))
+        return "request" in value and value.get("report", value) is None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
 def end_record(record: Path, request: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     """Say what was made. Raises DataError."""
     with explain_os_errors("writing", record):
