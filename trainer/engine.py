@@ -42,7 +42,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
 from trainer.groups import START_TIMEOUT
-from trainer.guard import disagreements, not_finite
+from trainer.guard import disagreements, not_finite, square_sum
 from trainer.mesh import Mesh
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.gpt import (
@@ -331,7 +331,7 @@ class Engine:
     def params_norm(self) -> float:
         """Euclidean norm of all weights, each counted once over tensor ranks, stages and the tied copy."""
         squares = [
-            parameter.detach().double().square().sum()
+            square_sum(parameter)
             for name, parameter in self._parameters
             if not self._is_tied_copy(name) and (sharding_of(parameter).dim is not None or self.mesh.tensor_rank == 0)
         ]
@@ -391,9 +391,11 @@ class Engine:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
         return disagreements(self._parameters, self.mesh, TIED_NAME)
 
-    def not_finite(self) -> list[str]:
-        """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective."""
-        state = self.sharded_state()
+    def not_finite(self, state: ShardedState) -> list[str]:
+        """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective.
+
+        `state`: this rank's, as `sharded_state` gave it; to gather it again could copy all moments a second time.
+        """
         weights = ((weight.name, weight.tensor) for weight in state.weights)
         fragments = ((part.name, tensor) for part in state.fragments for tensor in part.tensors.values())
         return not_finite(chain(weights, fragments), self.mesh)

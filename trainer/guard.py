@@ -1,4 +1,8 @@
-"""Invariants of a parallel training: copies that must be equal are equal to the last bit, and numbers are finite."""
+"""Invariants of a parallel training: copies that must be equal are equal to the last bit, and numbers are finite.
+
+A tensor is looked at a piece at a time: a sum in a wider dtype makes a copy of its terms first, and beside a model that
+fills the device there is no room for one of 8 bytes an element.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,25 @@ from torch.distributed import ProcessGroup
 from trainer.mesh import Mesh
 from trainer.shard import sharding_of
 
-_BLOCK_ELEMENTS = 1 << 24
+PIECE_ELEMENTS = 1 << 22  # in 8 bytes each: 32 MiB
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
     """Sum of the tensor's bit patterns, an int64 scalar: tensors that differ in one element differ here."""
-    return tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in bits.split(PIECE_ELEMENTS):
+        total += piece.sum(dtype=torch.int64)
+    return total
+
+
+def square_sum(tensor: Tensor) -> Tensor:
+    """Sum of the squares of all elements, an fp64 scalar."""
+    total = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for piece in tensor.detach().reshape(-1).split(PIECE_ELEMENTS):
+        total += piece.double().square().sum()
+    return total
 
 
 def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str) -> list[str]:
@@ -45,13 +61,14 @@ def not_finite(named: Iterable[tuple[str, Tensor]], mesh: Mesh) -> list[str]:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
-    A sum that is finite had finite terms alone, and is much quicker than looking at each; one that is not may have
-    grown too large, so each is looked at then, a block at a time.
+    Sums that are finite had finite terms alone, and are much quicker than looking at each; ones that are not may have
+    grown too large, so each term is looked at then.
     """
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))):
+    if not tensor.is_floating_point() or not tensor.numel():
         return True
-    flat = tensor.detach().reshape(-1)
-    return all(bool(torch.isfinite(block).all()) for block in flat.split(_BLOCK_ELEMENTS))
+    pieces = tensor.detach().reshape(-1).split(PIECE_ELEMENTS)
+    sums = torch.stack([piece.sum(dtype=torch.float32) for piece in pieces])
+    return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(piece).all()) for piece in pieces)
 
 
 def _unequal(values: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -123,7 +123,7 @@ def _read(
         engine.masters_from_weights(state)
         optimizer_step = 0
     engine.finish_load(replace(state, optimizer_step=optimizer_step))
-    broken = engine.not_finite()
+    broken = engine.not_finite(state)
     if broken:
         raise CheckpointError(
             f"{place} holds numbers that are not finite: {len(broken)} parameters, the first {broken[0]}; nothing can "

@@ -13,6 +13,7 @@ from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.deepspeed_collective import save_deepspeed
 from trainer.checkpoint.deepspeed_content import OptimizerSettings
 from trainer.checkpoint.publishing import Fence
+from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config import TrainerConfig
@@ -87,7 +88,8 @@ class Saver:
             raise RuntimeError(
                 f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
             )
-        broken = self._engine.not_finite()
+        state = self._engine.sharded_state()
+        broken = self._engine.not_finite(state)
         if broken:
             newest = "no checkpoint" if self.saved_step is None else f"step {self.saved_step}"
             raise NotFiniteError(
@@ -98,9 +100,9 @@ class Saver:
         self._say(f"saving checkpoint at iteration {step:7d} to {self._config.paths.checkpoints}")
         if settings.format == "deepspeed":
             self._tell(self._writer.wait())
-            self._tell([self._save_original_layout(progress, plan)])
+            self._tell([self._save_original_layout(state, progress, plan)])
             return time.perf_counter() - began
-        state, extras = self._engine.sharded_state(), self._extras(progress, plan)
+        extras = self._extras(progress, plan)
         options = {"save_optimizer": settings.save_optimizer, "save_random_state": settings.save_random_state}
         if settings.asynchronous:
             self._writer.start(step, state, extras, self._info, **options)
@@ -123,13 +125,13 @@ class Saver:
         """Release memory and thread; a save that is under way is abandoned."""
         self._writer.close()
 
-    def _save_original_layout(self, progress: Progress, plan: LearningRatePlan) -> Outcome:
+    def _save_original_layout(self, state: ShardedState, progress: Progress, plan: LearningRatePlan) -> Outcome:
         folder, step, began = self._config.paths.checkpoints, progress.iteration, time.perf_counter()
         try:
             saved = save_deepspeed(
                 folder,
                 step,
-                self._engine.sharded_state(),
+                state,
                 self._extras(progress, plan),
                 self._info,
                 self._mesh,
