@@ -10,12 +10,14 @@ from typing import Any
 
 from tr11ops.attention import attention_of
 from tr11ops.exit_duration import exit_plan
+from tr11ops.gpu_memory import memory_of
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
 from trainer.learning_rate import plan_of
 from trainer.model import flops
 from trainer.model.kernel_choice import KernelChoice
+from trainer.model.memory import WorkerMemory
 from trainer.schedule import BatchLevel, TrainingPath, path_of
 
 SCHEMA = 1
@@ -108,6 +110,8 @@ class Estimate:
     checkpoints: int | None  # None when only minutes say when to save
     training_bytes: int
     worker_state_bytes: int | None
+    worker_memory: WorkerMemory | None  # at the peak of a step; None where only the engine knows the stages
+    gpu_memory_gb: float | None
     attention: KernelChoice
     duration: Duration | None
     warnings: tuple[str, ...]
@@ -120,6 +124,8 @@ class Estimate:
             "without_embeddings": self.parameters.without_embeddings,
         }
         value["checkpoint_files"]["total"] = self.checkpoint_files.total
+        if self.worker_memory is not None:
+            value["worker_memory"]["total"] = self.worker_memory.total
         return {"schema": SCHEMA, **value}
 
 
@@ -178,6 +184,8 @@ def estimate(
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
         training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
+        worker_memory=memory_of(card),
+        gpu_memory_gb=card.slurm.gpu_memory_gb,
         attention=attention_of(card),
         duration=_duration(card, path, speed, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(exit_plan(card).applied(card))),

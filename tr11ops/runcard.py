@@ -247,13 +247,14 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
         fresh = [fault for fault in error.problems if not any(key.startswith(f"{fault.key}.") for key in named)]
         faulty = {tuple(problem.key.split(".")) for problem in (*problems, *error.problems)}
         partly = salvage(RunCard, derive_numbers(tables), faulty)
-        _raise_if([*problems, *fresh, *_broken_rules(partly, is_whole=False)], source)
+        _raise_if([*problems, *fresh, *broken_rules(partly, is_whole=False)], source)
         raise
-    _raise_if([*problems, *_broken_rules(card, is_whole=True)], source)
+    _raise_if([*problems, *broken_rules(card, is_whole=True)], source)
     return card
 
 
-def _broken_rules(card: RunCard, is_whole: bool) -> list[Problem]:
+def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
+    """What the rules between keys say against a card; of one that `is_whole` is False, those that can be asked."""
     found: list[Problem] = []
     for rule in (*cross_rules(card, lambda: card.world_size), *operation_rules(card)):
         try:

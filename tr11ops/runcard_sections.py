@@ -26,6 +26,12 @@ class SlurmSection(Section):
         pattern=r"^[A-Za-z0-9 ._-]{1,60}$",
         description="such as V100, where constraint and partition do not name it; for estimates of time",
     )
+    gpu_memory_gb: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000,
+        description="memory of each GPU in GiB, as its name has it (80); a card that cannot fit is then refused",
+    )
     workers_per_node: int | None = Field(
         default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
     )

@@ -35,7 +35,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime import bf16_optimizer
-    from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, ReduceTiedGrads
+    from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, ReduceGrads, ReduceTiedGrads
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -193,6 +193,7 @@ class Engine:
             own = pipeline._INSTRUCTION_MAP
             pipeline._INSTRUCTION_MAP = own | {
                 ReduceTiedGrads: _sum_copies,
+                ReduceGrads: _sum_replicas if pipeline.using_bf16_optimizer else own[ReduceGrads],
                 ForwardPass: compute.timed("forward", own[ForwardPass]),
                 BackwardPass: compute.timed("backward", own[BackwardPass]),
             }
@@ -447,6 +448,14 @@ class _Pipeline(PipelineModule):
 def _sum_copies(engine: Any) -> None:
     """Takes the place of DeepSpeed's instruction to reduce tied gradients."""
     engine.module.sum_copies(engine.using_bf16_optimizer)
+
+
+def _sum_replicas(engine: Any) -> None:
+    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is summed in place.
+
+    The library joins buffers of less than 500 million elements first: a copy of all gradients, 4 bytes a parameter.
+    """
+    engine.buffered_allreduce_fallback(grads=None, elements_per_buffer=0)
 
 
 def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:

@@ -69,7 +69,9 @@ def test_fp32_equals_one_process(topology: tuple[int, int, int]) -> None:
 def test_bf16_stays_within_rounding() -> None:
     reference, ranks = curves((1, 1, 1), "bf16")[0], curves((2, 2, 2), "bf16")
     check_replicas(ranks)
-    assert gap(ranks[0].losses, reference.losses) <= BF16
+    assert (
+        gap(ranks[0].losses, reference.losses) <= BF16 + OTHER_BLOCKS
+    )  # bf16's roundings, and the blocks cut otherwise
 
 
 def test_eight_bits_learn_as_fp32_moments_do() -> None:

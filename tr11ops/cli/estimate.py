@@ -91,17 +91,18 @@ def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
         _table("Steps", _step_rows(found)),
         _rates(found),
         _ramp(found, all_levels),
-        _table("Checkpoints and memory", _byte_rows(found)),
+        _table("Checkpoints and state", _byte_rows(found)),
+        _memory(found),
         _table("Time", _time_rows(found.duration)),
     ]
     return [table for table in result if table is not None]
 
 
-def _table(title: str, rows: Iterable[Row]) -> Table:
+def _table(title: str, rows: Iterable[Row], names: int = 25) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, width=WIDTH)
-    table.add_column(width=25, no_wrap=True)
+    table.add_column(width=names, no_wrap=True)
     table.add_column(width=17, justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
     for row in rows:
@@ -201,6 +202,18 @@ def _byte_rows(found: Estimate) -> list[Row]:
     if found.worker_state_bytes is not None:
         rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; no activations"))
     return rows
+
+
+def _memory(found: Estimate) -> Table | None:
+    """The peak of the worker that needs most, largest part first."""
+    memory = found.worker_memory
+    if memory is None:
+        return None
+    held = sorted(memory.parts, key=lambda part: -part.bytes)
+    rows = [(part.name, size(part.bytes), f"{part.bytes / memory.total:.1%}") for part in held]
+    limit = "" if found.gpu_memory_gb is None else f"of {found.gpu_memory_gb:g} GiB"
+    total = ("at the peak", size(memory.total), limit)
+    return _table(f"Memory of a worker of stage {memory.stage}, micro batch {memory.micro_batch}", [total, *rows], 42)
 
 
 def _time_rows(duration: Duration | None) -> list[Row]:

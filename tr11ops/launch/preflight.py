@@ -12,6 +12,7 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.exclusions import due_for_recheck
 from tr11ops.exit_duration import ExitPlan, exit_plan
+from tr11ops.gpu_memory import memory_checks
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.check import Check, ok, refused, unknown, warning
@@ -64,6 +65,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     yield from archive_checks(known(facts.archives, ()))
     if card.rehearsal is None:
         yield from attention_checks(card)
+        yield from memory_checks(card)
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
         yield from _tokenizer_checks(card, facts)

@@ -22,10 +22,7 @@ from trainer.model.comm import copy_to_tensor_region, gather_sequence
 from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
-
-# Logits held at once (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
-PIECE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 28}
-SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
+from trainer.model.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 
 @dataclass

@@ -1,0 +1,103 @@
+"""Whether a card fits its GPUs' memory, and which of its keys would make it fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tr11ops.attention import attention_of
+from tr11ops.launch.check import Check, ok, refused, warning
+from tr11ops.runcard import RunCard, broken_rules
+from tr11ops.units import size
+from trainer.model.memory import Shape, WorkerMemory, worker_memory
+
+MOST_CHANGES = 6
+TIGHT_SHARE = 0.95  # above it fragments of the allocator may decide
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other values of a few keys, as a person writes them in the card, and the card with them."""
+
+    text: str
+    card: RunCard
+
+
+def shape_of(card: RunCard) -> Shape:
+    """What the memory of the card's workers depends on."""
+    return Shape(
+        card.model, card.parallel, card.batch, card.precision, card.optimizer,
+        card.tokenizer.padded_vocabulary_size, card.data_parallel_degree, attention_of(card).name,
+        "cuda" if card.slurm.gpus_per_node else "cpu",
+    )  # fmt: skip
+
+
+def memory_of(card: RunCard) -> WorkerMemory | None:
+    """The peak of the worker that needs most; None where only the engine knows the stages."""
+    return worker_memory(shape_of(card))
+
+
+def memory_checks(card: RunCard) -> Iterator[Check]:
+    """Refuse a card whose workers cannot fit; nothing where the card does not say how large its GPUs are."""
+    stated, found = card.slurm.gpu_memory_gb, memory_of(card)
+    if not card.slurm.gpus_per_node or stated is None or found is None:
+        return
+    limit = int(stated * 2**30)
+    largest = f"the largest part: {found.largest.name}, {size(found.largest.bytes)}"
+    rule = f"a worker of stage {found.stage} needs {size(found.total)} of {stated:g} GiB; {largest}"
+    if found.total > limit:
+        yield refused("slurm.gpu_memory_gb", rule, advice(card, limit), 2)
+    elif found.total > TIGHT_SHARE * limit:
+        yield warning("slurm.gpu_memory_gb", rule, advice(card, int(TIGHT_SHARE * limit)))
+    else:
+        yield ok("GPU memory", rule)
+
+
+def advice(card: RunCard, limit: int) -> str:
+    """The changes that make the card fit `limit` bytes, each alone; else the first few that do together."""
+    alone = [change.text for change in changes(card) if _total(change.card) <= limit]
+    if alone:
+        return f"set {' or '.join(alone[:3])}"
+    taken: list[str] = []
+    while _total(card) > limit:
+        better = next((change for change in changes(card) if _total(change.card) < _total(card)), None)
+        if better is None or len(taken) == MOST_CHANGES:
+            return "use GPUs with more memory, or a smaller model"
+        taken.append(better.text)
+        card = better.card
+    return f"set {', '.join(taken)} together"
+
+
+def changes(card: RunCard) -> Iterator[Change]:
+    """Sound cards near this one that need less, the cheapest in speed first."""
+    return (change for change in _candidates(card) if not broken_rules(change.card))
+
+
+def _candidates(card: RunCard) -> Iterator[Change]:
+    batch, parallel = card.batch, card.parallel
+    if max([batch.micro_batch_size, *(entry.size for entry in batch.micro_batch_ramp)]) > 1:
+        ramp = " without a micro_batch_ramp" if batch.micro_batch_ramp else ""
+        fewer = _with(card, "batch", micro_batch_size=1, micro_batch_ramp=[])
+        yield Change(f"batch.micro_batch_size = 1{ramp}", fewer)
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        yield Change("parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True))
+    if not card.model.activation_checkpointing:
+        yield Change("model.activation_checkpointing = true", _with(card, "model", activation_checkpointing=True))
+    if 2 * parallel.tensor <= card.slurm.workers:  # tensor ranks of several nodes would wait for the network
+        yield Change(f"parallel.tensor = {2 * parallel.tensor}", _with(card, "parallel", tensor=2 * parallel.tensor))
+    deeper = _with(card, "parallel", pipeline=2 * parallel.pipeline)
+    if memory_of(deeper) is not None:
+        yield Change(f"parallel.pipeline = {2 * parallel.pipeline}", deeper)
+    yield Change(f"slurm.nodes = {2 * card.slurm.nodes}", _with(card, "slurm", nodes=2 * card.slurm.nodes))
+    if card.optimizer.type != "adam8bit":
+        yield Change('optimizer.type = "adam8bit"', _with(card, "optimizer", type="adam8bit"))
+
+
+def _with(card: RunCard, section: str, **values: object) -> RunCard:
+    return card.model_copy(update={section: getattr(card, section).model_copy(update=values)})
+
+
+def _total(card: RunCard) -> int:
+    found = memory_of(card)
+    assert found is not None, "no change makes the stages unknown"
+    return found.total
