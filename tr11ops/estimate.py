@@ -112,6 +112,7 @@ class Estimate:
     worker_state_bytes: int | None
     worker_memory: WorkerMemory | None  # at the peak of a step; None where only the engine knows the stages
     gpu_memory_gb: float | None
+    save_copy_bytes: int | None  # host memory of each node, on average; None where saves are not asynchronous
     attention: KernelChoice
     duration: Duration | None
     warnings: tuple[str, ...]
@@ -186,6 +187,7 @@ def estimate(
         worker_state_bytes=_largest_worker(card, stages),
         worker_memory=memory_of(card),
         gpu_memory_gb=card.slurm.gpu_memory_gb,
+        save_copy_bytes=_save_copy(card, count.total),
         attention=attention_of(card),
         duration=_duration(card, path, speed, asked_attempts),
         warnings=tuple(str(warning) for warning in card_warnings(exit_plan(card).applied(card))),
@@ -195,6 +197,13 @@ def estimate(
 def _step_shape(card: RunCard, batch: int) -> StepShape:
     micro_batches = card.batch.micro_batches(batch, card.data_parallel_degree)
     return StepShape(batch, micro_batches, flops.bubble_share(micro_batches, card.parallel.pipeline))
+
+
+def _save_copy(card: RunCard, parameters: int) -> int | None:
+    """An asynchronous save copies the whole checkpoint first, each worker what it writes."""
+    if not card.checkpoint.asynchronous or card.checkpoint.format == "deepspeed":
+        return None
+    return -(-flops.checkpoint_bytes(parameters, card.precision) // card.slurm.nodes)
 
 
 def _largest_worker(card: RunCard, stages: tuple[flops.Stage, ...] | None) -> int | None:

@@ -34,6 +34,7 @@ def test_vectors_of_the_176b_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["parameters"]["total"] == 176_247_271_424  # type: ignore[index]
     assert found["checkpoint_files"] == {"layer": 288, "model": 48, "optimizer": 384, "total": 720}
     assert found["checkpoint_bytes"] == 14 * 176_247_271_424
+    assert found["save_copy_bytes"] == -(-14 * 176_247_271_424 // 48)
     memory = found["worker_memory"]
     assert memory["total"] == sum(part["bytes"] for part in memory["parts"])  # type: ignore[index]
     assert memory["total"] < found["gpu_memory_gb"] * 2**30  # type: ignore[index, operator]

@@ -199,6 +199,8 @@ def _byte_rows(found: Estimate) -> list[Row]:
         ),
         ("training state, unsharded", size(found.training_bytes), "weights, gradients, optimizer"),
     ]
+    if found.save_copy_bytes is not None:
+        rows.append(("  copied by a save", size(found.save_copy_bytes), "of each node's host memory"))
     if found.worker_state_bytes is not None:
         rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; no activations"))
     return rows
