@@ -341,7 +341,7 @@ def _failure(words: str) -> SchedulerError:
 def _message(result: CommandResult, command: str) -> str:
     """What the command said of its failure, in one line, without its own name before each sentence."""
     lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()] or lines
+    errors = [line for line in lines if re.search("error|fatal", line, re.IGNORECASE)] or lines
     said = [re.sub(rf"^{command}: (error: )?", "", line) for line in errors]
     unique = "; ".join(dict.fromkeys(said))
     return f"{command}: {unique or f'no message, exit code {result.returncode}'}"

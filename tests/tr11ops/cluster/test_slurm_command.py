@@ -75,3 +75,12 @@ def test_what_was_submitted_is_read_whole(tmp_path: Path) -> None:
     script = f"wc -l > {tmp_path}/lines; echo 4711"
     assert submit(tmp_path, script, lines=50_000) == "4711"
     assert (tmp_path / "lines").read_text().strip() == "50001"
+
+
+def test_a_machine_without_a_cluster_is_one_that_does_not_answer(tmp_path: Path) -> None:
+    said = (
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "scontrol: fatal: Could not establish a configuration source"
+    )
+    with pytest.raises(SchedulerUnreachable, match="Could not establish a configuration source"):
+        scheduler(tmp_path, "scontrol", f"echo '{said}' >&2; exit 1", 30.0).nodes()
