@@ -13,6 +13,7 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.test_relaunch_twin import CARD
+from tr11ops import deadline
 from tr11ops.cli import pulse as command
 from tr11ops.cli.common import directory_of, read_card
 from tr11ops.cli.main import execute
@@ -45,7 +46,7 @@ class Stage:
 
     def __init__(self, folder: Path, twin: Twin) -> None:
         self.folder, self.twin = folder, twin
-        (folder / "tr11.toml").write_text(CARD.format(spares=1, samples=12_000_000))
+        (folder / "tr11.toml").write_text(CARD.format(spares=1, samples=12_000_000, setup=""))
         self.card = read_card(None)
         self.directory = directory_of(self.card)
         self.slurm = SlurmScheduler(twin.environment)
@@ -187,6 +188,14 @@ def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureF
     assert [action.name for action in dead.plan.actions] == ["cancel"]
     log = stage.card.paths.main_log.read_text()
     assert log.count("submitted as job") == 1 and "PULSE: heal is HELD" in log
+
+    inject(stage.twin, "controller-frozen")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadline, "SCHEDULER_SECONDS", 1.0)
+        assert execute(["kill", "--yes"]) == 0 and stage.directory.kill_switch_is_set()
+        assert "the scheduler did not answer (squeue did not answer within 1 s)" in capsys.readouterr().err
+        assert execute(["status"]) == 3
+    heal(stage.twin)
 
 
 @pytest.mark.timeout(600)
