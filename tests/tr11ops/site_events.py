@@ -311,7 +311,7 @@ def conclude(cell: Cell) -> Conclusion:
     """Pure: detectors, verdict, answer, policy and alerts, as one look has them."""
     findings = detect_all(cell.seen)
     verdict = judge(cell.seen, findings)
-    found = plan(cell.seen, findings, verdict, Past(), cell.scene, Limits(needed_nodes=48, partition="gpu_p13"))
+    found = plan(cell.seen, findings, verdict, Past(), cell.scene, Limits())
     rules = Policy("tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",))
     _, messages = advance(Book(), findings, blind(cell.seen), rules, NOW)
     said = {name for message in messages for name in message.alerts}
