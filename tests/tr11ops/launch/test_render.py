@@ -313,3 +313,42 @@ def test_a_run_directory_that_cannot_be_written_is_not_taken_for_a_second_time(t
         done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "twice" not in done.stdout and "not the first" not in done.stdout
         assert (tmp_path / "told").exists() == held, done.stdout + done.stderr
+
+
+ONLY_ELSEWHERE = """
+import os, pathlib, sys
+if "VIA_SRUN" not in os.environ:
+    sys.exit(127)
+pathlib.Path("attempts/7").mkdir(parents=True)
+pathlib.Path("attempts/7/verdict.json").touch()
+print("RECORDED", sys.argv[-1], sys.argv[sys.argv.index("--host") + 1])
+sys.exit(1)
+"""
+
+
+def test_what_works_on_another_node_of_the_job_alone_is_recorded_from_there(tmp_path: Path) -> None:
+    """An interpreter that is missing on the first node: `srun` and `scontrol` stand for the scheduler's."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$@" > told\n')
+    (tools / "srun").write_text(
+        '#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do echo "$1" >> nodes; shift; done\nVIA_SRUN=1 exec "$@"\n'
+    )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    text = script(
+        tmp_path, [str(tmp_path / "no/python")], early=[sys.executable, "-c", ONLY_ELSEWHERE],
+        attempts=Path("attempts"), silence=Path("silent"),
+    )  # fmt: skip
+    environment = {
+        **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6",
+        "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    environment.pop("TR11_SCHEDULER", None)
+    path = write(tmp_path, text)
+    done = subprocess.run(
+        ["bash", str(path)], env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1 and "RECORDED node n1" in done.stdout, done.stdout + done.stderr
+    assert "--nodelist=n2" in (tmp_path / "nodes").read_text() and not (tmp_path / "told").exists()
+    assert "left no verdict" not in done.stdout and list((tmp_path / "silent").iterdir()) == []
