@@ -74,6 +74,7 @@ class Switches:
         if signs[SAVE_REQUEST]:
             self._heartbeat.acknowledge(signs[SAVE_REQUEST])
             self._asked = (signs[SAVE_REQUEST], iteration)
+        self._heartbeat.acknowledge(signs[PROFILE])
         decision = self._decide(signs, iteration, trained, now)
         ask = ProfileAsk(signs[PROFILE], signs[PROFILED_STEPS], signs[PROFILED_RANK]) if signs[PROFILE] else None
         return Agreed(decision, bool(signs[SAVE] or signs[SAVE_REQUEST]), bool(signs[WAITING]), ask)
