@@ -176,6 +176,7 @@ def _lines(todo: Undoing) -> list[str]:
 
 
 def _next(place: Scene, view: StopView, todo: Undoing) -> str:
+    from tr11ops.cluster.pending import Wait, reason_of_job
     from tr11ops.detect.signs import is_held
     from tr11ops.launch.queue import array_number
 
@@ -186,6 +187,11 @@ def _next(place: Scene, view: StopView, todo: Undoing) -> str:
     if view.running:
         names = ", ".join(job.job_id for job in view.running)
         return f"job {names} trains on" + (f"; then {queue}" if queue else "; nothing is queued behind it")
+    blocked = [job for job in free if array_number(job) not in todo.holds and reason_of_job(job).wait != Wait.PASSES]
+    if queue and len(blocked) == len(free):
+        row = reason_of_job(blocked[0])
+        who = "the site" if row.wait is Wait.SITE else "a person"
+        return f"{queue} waits for {who} ({blocked[0].reason}: {row.meaning})"
     if queue:
         return f"{queue}, as soon as nodes are free"
     if todo.foreign or todo.others:

@@ -18,13 +18,14 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.test_kill_cli import END, running, trainer_script
 from tests.tr11ops.cli.test_launch_cli import run_directory
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tr11ops.cli import resume
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.holds import held_by_tr11, to_hold
 from tr11ops.journal import read_journal
 from tr11ops.reserve import RESERVE_FILE, keep_reserve
-from tr11ops.stop import Receipts, receipts
+from tr11ops.stop import Receipts, StopView, receipts
 from trainer import requests
 from trainer.contract import EndMarker, Heartbeat, write_heartbeat, write_json
 from trainer.requests import Answer as CheckpointAnswer
@@ -369,6 +370,23 @@ def test_only_what_is_mine_and_not_held_is_held(monkeypatch: pytest.MonkeyPatch)
     queued = [job("1", "ana"), job("2", "ben"), job("3", "ana", "JobHeldUser"), job("4", "ben", "JobHeldUser")]
     mine, others = to_hold(queued, "ana")
     assert mine == ("1",) and [one.job_id for one in others] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "1, as soon as nodes are free"),
+        ("PartitionDown", "1 waits for the site (PartitionDown: the site has closed its partition)"),
+        (
+            "QOSGrpNodeLimit",
+            "1 waits for a person (QOSGrpNodeLimit: its account or QoS may not have as much at one time)",
+        ),
+    ],
+)
+def test_what_comes_next_is_not_promised_where_it_is_blocked(reason: str, words: str) -> None:
+    job = Job("1", "1", None, None, "run", "ana", JobState.PENDING, reason)
+    view = StopView((), 1, (job,), (), None, None, "")
+    assert resume._next(None, view, resume.Undoing((), (), (), ())) == words  # type: ignore[arg-type]
 
 
 def test_markers_of_the_new_ends_are_read(tmp_path: Path) -> None:
