@@ -61,7 +61,7 @@ TABLE: tuple[Reason, ...] = (
            "it waits for other jobs of its user or account to end"),
     Reason(r"ReqNodeNotAvail(, May be reserved for other job)?", Wait.PASSES, Cause.NONE,
            "its nodes are kept for other jobs"),
-    Reason(r"Nodes required for job are DOWN.*", Wait.PASSES,
+    Reason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,
            Cause.NONE, "its nodes are in use, or cannot be used"),
     Reason(r"ReservationResources|OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|Raised Signal.*", Wait.PASSES,
            Cause.NONE, "it ran before, and waits for its turn"),
@@ -69,7 +69,7 @@ TABLE: tuple[Reason, ...] = (
     Reason(r"PartitionDown|PartitionInactive", Wait.SITE, Cause.SITE, "the site has closed its partition"),
     Reason(r"ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE,
            "the site keeps its nodes for maintenance"),
-    Reason(r"ReqNodeNotAvail, UnavailableNodes.*|NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
+    Reason(r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
            Cause.SITE, "its nodes cannot be used"),
     Reason(r"SystemFailure|BlockMaxError|Site.*", Wait.SITE, Cause.SITE, "the site's system has failed"),
     # ---- needs a person

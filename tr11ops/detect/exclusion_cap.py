@@ -43,7 +43,7 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
             evidence=(
                 *((why,) if why else ()),
                 str(limit),
-                f"to exclude it all the same: `{way_past(node)}`",
+                f"to exclude it all the same: `{_past(snapshot, node)}`",
             ),
             fix=signs.command(snapshot, f"nodes check {node}"),
             identity=(node,),
@@ -70,6 +70,11 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if left < 1:
         title = f"{counted} excluded, no more may be: the next bad node stops the run"
         severity = Severity.WARNING
+        evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
         title, severity = f"{counted} excluded, one more may be", Severity.INFO
     yield Finding(NAME, severity, title, evidence=evidence, fix=signs.command(snapshot, "nodes check --due"))
+
+
+def _past(snapshot: Snapshot, node: str) -> str:
+    return signs.command(snapshot, way_past(node).removeprefix("tr11 "))

@@ -53,7 +53,7 @@ def test_every_reason_of_slurm_is_in_the_table() -> None:
         ("PartitionDown", Wait.SITE, Cause.SITE),
         ("PartitionInactive", Wait.SITE, Cause.SITE),
         ("ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE),
-        ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", Wait.SITE, Cause.SITE),
+        ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", Wait.PASSES, Cause.NONE),  # the detectors of nodes count them
         ("NodeDown", Wait.SITE, Cause.SITE),
         ("JobHeldUser", Wait.PERSON, Cause.HOLD),
         ("launch failed requeued held", Wait.PERSON, Cause.HOLD),
