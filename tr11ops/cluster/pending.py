@@ -63,7 +63,7 @@ TABLE: tuple[Reason, ...] = (
            "its nodes are kept for other jobs"),
     Reason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,
            Cause.NONE, "its nodes are in use, or cannot be used"),
-    Reason(r"ReservationResources|OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|Raised Signal.*", Wait.PASSES,
+    Reason(r"OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*", Wait.PASSES,
            Cause.NONE, "it ran before, and waits for its turn"),
     # ---- needs the site
     Reason(r"PartitionDown|PartitionInactive", Wait.SITE, Cause.SITE, "the site has closed its partition"),
@@ -71,7 +71,7 @@ TABLE: tuple[Reason, ...] = (
            "the site keeps its nodes for maintenance"),
     Reason(r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
            Cause.SITE, "its nodes cannot be used"),
-    Reason(r"SystemFailure|BlockMaxError|Site.*", Wait.SITE, Cause.SITE, "the site's system has failed"),
+    Reason(r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"),
     # ---- needs a person
     Reason(r"JobHeldUser|JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held"),
     Reason(r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure", Wait.PERSON,
