@@ -63,7 +63,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         return
     counted = "1 node is" if len(names) == 1 else f"{len(names)} nodes are"
     shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
-    evidence = (
+    evidence: tuple[str, ...] = (
         f"excluded: {shown}",
         f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
     )
