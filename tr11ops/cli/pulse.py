@@ -64,13 +64,14 @@ def pulse(
       tr11 pulse --dry-run --act --json
     """
     from tr11ops.deadline import PASS_SECONDS
+    from tr11ops.evidence import observed
     from tr11ops.journal import user_name
     from tr11ops.pulse import Run, take_pulse
 
     check_scheduler_word(scheduler)
     card = in_time(lambda: read_card(run, overrides))
     directory = directory_of(card)
-    in_time(lambda: directory.exists and next(iter(directory.root.iterdir()), None))  # frozen: nothing could be done
+    in_time(lambda: observed(lambda: list(directory.root.iterdir())))  # where that does not end, nothing could be done
     eye, hand = in_time(lambda: _edges(directory, scheduler))
     allowed = card.watch.act if act is None else act
     hands = _hands(run, overrides, hand) if allowed and hand is not None else None
