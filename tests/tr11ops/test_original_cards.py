@@ -174,6 +174,7 @@ MAIN: dict[str, Any] = SHARED | {
 # What is said otherwise than the original said it, or beyond it, and why.
 DIFFERENT: dict[str, tuple[Any, str]] = {
     "slurm.workers_per_node": (8, "the original's --nproc_per_node; a key of its own here"),
+    "slurm.gpu_memory_gb": (80.0, "a card whose workers cannot fit is refused"),
     "slurm.comment": ("main training", "for whoever reads squeue"),
     "slurm.spare_nodes": (2, "the four spare nodes stood outside the job: a lost node cost its place in the queue"),
     "slurm.signal_seconds_before_limit": (
@@ -221,7 +222,7 @@ REHEARSAL = {key: value for key, value in MAIN.items() if not key.startswith(_NO
 REHEARSAL_DIFFERENT = {
     key: value
     for key, value in DIFFERENT.items()
-    if key.startswith(("slurm.environment.", "slurm.setup", "slurm.workers"))
+    if key.startswith(("slurm.environment.", "slurm.setup", "slurm.workers", "slurm.gpu_memory"))
 } | {
     "slurm.comment": ("rehearsal", "for whoever reads squeue"),
     "slurm.master_port": (6001, "a sibling job's; both may share a node"),
