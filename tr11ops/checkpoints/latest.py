@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
+from trainer.checkpoint.resumable import ResumeNeed, judge, newer_resumable, size_faults
 from trainer.contract import LATEST_FILE, checkpoint_name, write_atomically
 from trainer.lease import trained_into
 
@@ -23,9 +23,23 @@ def require_no_trainer(folder: Path, now: float) -> None:
         raise LatestRefused(why)
 
 
+def require_newest(folder: Path, step: int, need: ResumeNeed) -> None:
+    """Raises LatestRefused where a training could go on from a newer one: from an older, it would replace that in time.
+
+    Going back is `tr11 rollback`'s, which sets the newer ones aside.
+    """
+    newer = newer_resumable(folder, step, need)
+    if newer is not None:
+        raise LatestRefused(
+            f"{folder / LATEST_FILE} is not moved back to step {step}: a training resumes from step {newer}, and would "
+            f"replace it in time; restore without --latest, then: tr11 rollback {step}"
+        )
+
+
 def move_latest(folder: Path, step: int, need: ResumeNeed, now: float) -> None:
     """Have `latest` in `folder` name a step from which a training resumes. Raises LatestRefused, OSError."""
     require_no_trainer(folder, now)
+    require_newest(folder, step, need)
     _, fault = judge(folder, step, need, size_faults)
     if fault is not None:
         raise LatestRefused(

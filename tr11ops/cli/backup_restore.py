@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tr11ops.backup.restore import CopyDamaged
     from tr11ops.backup.round_values import Place
     from tr11ops.runcard import RunCard
+    from trainer.checkpoint.resumable import ResumeNeed
 
 SCHEMA = 1
 
@@ -107,7 +108,7 @@ def restore(
                 "it into another folder"
             )
         if latest:
-            _require_no_trainer(into)
+            _require_movable(place, into, step)
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
@@ -177,13 +178,21 @@ def _restored(
     return made
 
 
-def _require_no_trainer(into: Path) -> None:
+def _need(place: Place, into: Path) -> ResumeNeed:
+    """What a training that starts from a folder needs: of the run's own, its model."""
+    from trainer.checkpoint.resumable import ResumeNeed
+
+    return ResumeNeed.of(place.card) if _is_ours(place, into) else ResumeNeed()
+
+
+def _require_movable(place: Place, into: Path, step: int) -> None:
     import time
 
-    from tr11ops.checkpoints.latest import LatestRefused, require_no_trainer
+    from tr11ops.checkpoints.latest import LatestRefused, require_newest, require_no_trainer
 
     try:
         require_no_trainer(into, time.time())
+        require_newest(into, step, _need(place, into))
     except LatestRefused as error:
         raise Refusal(f"--latest: {error}; nothing was restored") from None
 
@@ -193,11 +202,9 @@ def _move_latest(place: Place, into: Path, step: int, made: Path) -> None:
     import time
 
     from tr11ops.checkpoints.latest import LatestRefused, move_latest
-    from trainer.checkpoint.resumable import ResumeNeed
 
-    need = ResumeNeed.of(place.card) if _is_ours(place, into) else ResumeNeed()
     try:
-        move_latest(into, step, need, time.time())
+        move_latest(into, step, _need(place, into), time.time())
     except LatestRefused as error:
         raise Refusal(f"{made} was restored, but {error}") from None
 

@@ -213,6 +213,12 @@ def search(
     return Search(None, None, tuple(passed))
 
 
+def newer_resumable(folder: Path, step: int, need: ResumeNeed) -> int | None:
+    """The newest checkpoint below `folder` after `step` that a training resumes from, by the sizes of its files."""
+    newer = [other for other in checkpoint_steps(folder) if other > step]
+    return search(folder, newer, None, need, size_faults).step
+
+
 def has_resumable(folder: Path) -> bool:
     """Whether a training of any model could resume from a checkpoint below `folder`, by the sizes of its files."""
     return search(folder, checkpoint_steps(folder), None, ResumeNeed(), size_faults).step is not None

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.round_cases import Rounds, flip
+from tr11ops.backup.base import ArchiveRefused
 from tr11ops.backup.records import CopyRecord
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
@@ -36,7 +37,7 @@ from tr11ops.cli import (
     checkpoints_prune,
 )
 from tr11ops.cli.common import Refusal
-from trainer.contract import checkpoint_steps
+from trainer.contract import Manifest, checkpoint_steps, manifest_faults
 
 Kind: TypeAlias = Literal["folder", "tar", "bucket"]
 KINDS: tuple[Kind, ...] = ("folder", "tar", "bucket")
@@ -164,6 +165,38 @@ class Case(Rounds):
 
     def _object(self, step: int, path: str) -> str:
         return f"tr11-test/checkpoints/main/global_step{step}/{path}"
+
+
+def copied(case: Case, *steps: int) -> None:
+    """Steps that are saved and copied."""
+    case.save(*steps)
+    done = case.round()
+    assert done.exit_code == 0 and [step for step, _ in case.copied(case.archive)] == list(steps), done
+
+
+def faults_of(folder: Path) -> list[str]:
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    return manifest_faults(folder, manifest, read_digests=True)
+
+
+def refuse(case: Case, text: str) -> None:
+    """Reading files of such a name is refused from now on, and nothing else is."""
+
+    def on(what: str, path: str, position: int) -> None:
+        if what == "read" and text in path:
+            raise ArchiveRefused(f"{path}: Permission denied")
+
+    case.odd[case.archive] = {"on": on}
+
+
+def second(case: Case, memory: Path) -> Case:
+    """Another run directory with the same card: the same name, the same archive."""
+    other = Case(memory / "other", case.kind, case.bucket)
+    keys = {"store": case.card.backup.store, "url": case.card.backup.url}
+    other.card = other.card.model_copy(update={"backup": other.card.backup.model_copy(update=keys)})
+    other.store = case.store
+    return other
 
 
 @dataclass(frozen=True)

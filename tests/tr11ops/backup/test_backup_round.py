@@ -6,7 +6,6 @@ import errno
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import contents
-from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, in_memory, receipts_below
+from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, receipts_below
 from tr11ops.backup import archive_round, reread
 from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
 from tr11ops.backup.drill import Look, choose_copy, run_drill
@@ -27,12 +26,6 @@ from tr11ops.backup.service import rebuild
 from tr11ops.backup.turn import Turn, TurnTaken
 from tr11ops.evidence_operation import read_copy
 from tr11ops.operation import Copied, CopyStatus
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with in_memory() as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,13 +32,6 @@ def check_visible(store: Path, checkpoint: Path, tar: bytes) -> None:
     elif seen - receipts:
         assert seen - receipts == set(whole)
         assert all((store / path).read_bytes() == content for path, content in whole.items())
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: a kill of a process takes nothing from a file system's cache."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
-        yield Path(name)
 
 
 @pytest.fixture
