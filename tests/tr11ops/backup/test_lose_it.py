@@ -1,6 +1,6 @@
 """Ways to lose a checkpoint, each against a folder, a tar and a bucket: nothing is lost, and nothing lost is called safe.
 
-Add a scenario as a test that takes `case`. Sequences of them: see `tests/tr11ops/walk`.
+Add a scenario as a test that takes `case`.
 """
 
 from __future__ import annotations
