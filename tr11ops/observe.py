@@ -21,6 +21,7 @@ from tr11ops.run_clock import Moment, corrected_attempts, corrected_beats, corre
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Exclusion, Observed, RunFacts, Snapshot, Unknown, known
 from tr11ops.state_files import find_damage
+from tr11ops.switch_place import place_fault
 from trainer.checkpoint.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def observe(
     heartbeats, heartbeat_doubts = evidence.read_heartbeats(paths)
     attempts = evidence.read_attempts(paths)
     steps = evidence.read_steps(paths)
+    switch_fault = place_fault(directory)
     operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts)
     ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
@@ -94,7 +96,8 @@ def observe(
         heartbeats=heartbeats if isinstance(heartbeats, Unknown) else corrected_beats(beats, ahead, living),
         attempts=attempts if isinstance(attempts, Unknown) else corrected_attempts(attempts, ahead, living),
         checkpoints=evidence.read_checkpoints(paths.checkpoints, read_digests, facts.need),
-        kill_switch=evidence.read_kill_switch(facts.kill_switch),
+        kill_switch=Unknown(switch_fault) if switch_fault else evidence.read_kill_switch(facts.kill_switch),
+        switch_fault=switch_fault,
         pause=evidence.read_kill_switch(paths.pause),
         exclusions=_exclusions(evidence.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
         submissions=submissions,
@@ -124,6 +127,7 @@ def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
         exclusions=why,
         submissions=why,
         damaged_files=why,
+        switch_fault=why,
         resubmitted=why,
         clock_ahead=why,
         pause=why,

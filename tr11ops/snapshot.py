@@ -209,6 +209,7 @@ class Snapshot:
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     shut_folders: Observed[tuple[ShutFolder, ...]] = ()
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
+    switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
     resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property

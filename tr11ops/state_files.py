@@ -61,6 +61,7 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"),
     StateFile("state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None),
     StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
+    StateFile("state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"),
     StateFile("state/site.json", "aside", "jobs that Slurm has forgotten are not looked up"),
     StateFile("state/exclusions.json", "written anew", "the newest version in exclusions.d counts"),
     StateFile("state/exclusions.d/*.json", "written anew", "the newest one counts, else exclusions.json"),

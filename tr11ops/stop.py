@@ -94,7 +94,8 @@ def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
 
     Returns why it is empty, "" when it is whole. Raises OSError when not even an empty file can be made.
     """
-    make_shared(path.parent)
+    if path != directory.kill_switch:  # whose folder is never made: its file system may not be mounted here
+        make_shared(path.parent)
     try:
         with_reserve(directory, lambda: request.write(path), path)
     except OSError as error:

@@ -124,6 +124,34 @@ def without_its_host(scene: Scene) -> None:
         set_node(scene, nodes[0], "RESUME", (0, 1))
 
 
+@scenario("switch-unseen", alone=True)
+def switch_unseen(scene: Scene) -> None:
+    """The file system of the switch goes away on this machine, and the page stops the run all the same."""
+    far = scene.folder / "far"
+    far.mkdir()
+    scene.changes = (f"run.kill_switch={far / 'switch'}",)
+    scene.write_card()
+    scene.launch("--array", "1-3")
+    job = scene.train()
+    inject(scene.twin, "unmounted", path=str(far))
+    scene.until(lambda: "switch-unseen" in scene.findings(), "the finding")
+    for command in ("tr11 kill --yes", "tr11 resume --yes", "tr11 launch --after $(squeue -h -o %A | head -1)"):
+        scene.shell(command, expect=(3,))
+    assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] == "healthy"
+    commands = cure(page_of("switch-unseen")).replace("JOB", job.raw_id).replace("REASON", "as the page says")
+    scene.shell(commands.replace("RUN", str(scene.paths.root)))
+    scene.until(lambda: scene.jobs() and not any(one.state.is_active for one in scene.jobs()), "the end of the task")
+    marker = EndMarker.read(scene.paths.end_marker(job.raw_id))
+    assert marker is not None and marker.reason == "signal" and marker.checkpoint_step == marker.iteration
+    assert all(one.reason.startswith("JobHeld") for one in scene.jobs())
+    scene.heal()
+    scene.until(lambda: "switch-unseen" not in scene.findings(), "the sight of the switch")
+    scene.shell("tr11 kill --yes")
+    assert (far / "switch").exists()
+    scene.shell("tr11 resume --yes")
+    scene.train()
+
+
 @scenario("down", "unfinished-end", card=("resilience.launches_per_attempt=1",), alone=True)
 def down(scene: Scene) -> None:
     """A worker of the last task of the queue is killed; the next task must train, and end in order."""
@@ -291,10 +319,10 @@ def held(scene: Scene) -> None:
 
 @scenario("damaged-state")
 def damaged_state(scene: Scene) -> None:
-    """What a full disk or a crash of the file server leaves: an empty record of the submission that trains."""
+    """What a full disk or a crash of the file server leaves: half a record of the submission that trains."""
     scene.train()
     path = scene.directory.submission(scene.directory.tags()[-1]).record
-    path.write_text("")
+    inject(scene.twin, "torn-state", path=str(scene.paths.root))
     scene.treat("damaged-state")
     assert list(path.parent.glob("submission.json.damaged-*"))
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -28,7 +28,9 @@ from tr11ops.exit_duration import derived_again
 from tr11ops.launch.history import RunHistory, read_history
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard import RunCard, card_from_resolved
-from tr11ops.snapshot import known
+from tr11ops.rundir import RunDirectory
+from tr11ops.snapshot import Unknown, known
+from tr11ops.switch_place import look_at_switch, mark_switch, place_fault
 from trainer.config import CardError, Problem
 from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, read_json, write_json
 
@@ -55,6 +57,7 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     record = attempt_record(allocation, card, submission)
+    record["kill_switch"] = look_after_switch(place.directory, config.run.name, tee.line) or "seen"
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
     write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
@@ -63,6 +66,19 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     if leaves.is_derived:
         tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     return Controller(place, stop, tee).run()
+
+
+def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], None]) -> str:
+    """Mark the switch of a run that never was, and say in its log where the switch cannot be seen; returns why."""
+    fault = place_fault(directory)
+    if fault:
+        say(f"tr11: ALERT: the kill switch cannot be seen from {host_name()}, so that it stops nothing here: {fault} "
+            "(runbook: switch-unseen)")  # fmt: skip
+    elif observed(lambda: look_at_switch(directory).note):
+        marked = observed(lambda: mark_switch(directory, name))
+        if isinstance(marked, Unknown):
+            say(f"tr11: the place of the kill switch could not be marked: {marked.why}")
+    return fault
 
 
 def _begin(place: Place, tee: LineTee) -> str:

@@ -28,6 +28,7 @@ from tr11ops.cli.stopping import (
     put_request,
     queued_lines,
     record,
+    require_switch,
     running_lines,
     scene,
     standing_lines,
@@ -90,6 +91,7 @@ def kill(
 
     place = scene(run, overrides, scheduler)
     directory, view = place.directory, place.look()
+    require_switch(place, view)
     before = read_request(directory.kill_switch, "kill")
     is_new = before is None or (now and before.kind != "kill-now")
     for line in _lines(place, view, before, now):

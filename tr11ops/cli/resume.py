@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
-from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, record, scene, standing_lines
+from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, record, require_switch, scene, standing_lines
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
@@ -100,6 +100,7 @@ def let_go_on(place: Scene, why: str, yes: bool, dry_run: bool) -> Resumed:
     from tr11ops.rundir import remove_stop_file
 
     directory, view = place.directory, place.look()
+    require_switch(place, view, is_releasing=True)
     todo = _undoing(place, view)
     for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(place, view, todo)}"]:
         say(line)

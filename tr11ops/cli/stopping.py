@@ -75,18 +75,39 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
 
     A switch that was set before the first launch is released (`is_releasing`) without a run directory.
     """
-    from tr11ops.launch.facts import owner_of_kill_switch
+    from tr11ops.evidence import observed
+    from tr11ops.snapshot import known
+    from tr11ops.switch_place import SwitchPlace, look_at_switch
 
     if not directory.exists and not (is_releasing and directory.kill_switch_is_set()):
         raise Refusal(
             f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
         )
-    other = owner_of_kill_switch(directory)
+    other = known(observed(lambda: look_at_switch(directory)), SwitchPlace()).other_run
     if other:
         raise Refusal(
             f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
             exit_code=2,
         )
+
+
+def require_switch(place: Scene, view: StopView, is_releasing: bool = False) -> None:
+    """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal."""
+    from tr11ops.switch_place import NEVER_MARKED, look_at_switch, other_ways, place_fault
+
+    fault = place_fault(place.directory)
+    if not fault:
+        if look_at_switch(place.directory).note:
+            say(f"kill switch: {NEVER_MARKED}")
+        return
+    if is_releasing:
+        raise Refusal(f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is", 3)
+    for line in [*running_lines(view, "trains on"), *queued_lines(view, place.user)]:
+        say(line)
+    say("to stop the run without its kill switch, type:")
+    for line in other_ways(place.directory, view.attempts, place.command("pause"), place.edge.name == "slurm"):
+        say(f"  {line}")
+    raise Refusal(f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made", 3)
 
 
 def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:

@@ -39,6 +39,7 @@ from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
 from tr11ops.snapshot import Damage, Exclusion, Observed, Unknown, known
 from tr11ops.state_files import find_damage
+from tr11ops.switch_place import MARKED_FILE, SwitchPlace, look_at_switch
 from tr11ops.twin.rehearsal import rehearsal_refusal
 from trainer.checkpoint.catalogue import refusal
 from trainer.checkpoint.resumable import CURSOR_FILE, ResumeNeed, Search, search, size_faults
@@ -86,12 +87,13 @@ class PlaceFacts:
 
 @dataclass(frozen=True)
 class KillSwitchFacts:
-    """The stop file: set or not, by whom; and the other run that it belongs to, if any."""
+    """The stop file: set or not, by whom; whose place it is; and whether that was ever marked as this run's."""
 
     is_set: bool
     who: str = ""
     why: str = ""
-    other_run: str = ""
+    place: Observed[SwitchPlace] = field(default_factory=SwitchPlace)
+    was_marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,33 +305,14 @@ def _nearest(path: Path) -> Path:
 
 def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
     held = directory.read_kill_switch()
+    place = _observed(lambda: look_at_switch(directory))
     return KillSwitchFacts(
         is_set=directory.kill_switch_is_set(),
         who=str(held.get("who", "")),
         why=str(held.get("why", "")),
-        other_run=owner_of_kill_switch(directory),
+        place=place,
+        was_marked=(directory.paths.state / MARKED_FILE).exists(),
     )
-
-
-def kill_switch_claim(kill_switch: Path) -> Path:
-    """The note beside a kill switch outside the run directory: which run it belongs to."""
-    return kill_switch.with_name(f".{kill_switch.name}.run")
-
-
-def owner_of_kill_switch(directory: RunDirectory) -> str:
-    """The other run that the kill switch belongs to; empty when there is none.
-
-    It belongs to the run in whose directory it lies, or to the one that was launched with it first.
-    """
-    root = Path(os.path.realpath(directory.root))
-    for parent in Path(os.path.realpath(directory.kill_switch.parent) + "/x").parents:
-        if parent == root:
-            return ""
-        if (parent / "state" / "submissions").is_dir():
-            return str(parent)
-    claim = _observed(lambda: read_json(kill_switch_claim(directory.kill_switch)))
-    owner = str(claim.get("directory", "")) if isinstance(claim, dict) else ""
-    return owner if owner and Path(owner) != root and Path(owner).is_dir() else ""
 
 
 def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> CheckpointFacts:

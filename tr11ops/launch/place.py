@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 
-from tr11ops.launch.check import Check, ok, refused, warning
+from tr11ops.launch.check import Check, ok, refused, unknown, warning
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.runcard import PathBase, RunCard
 from tr11ops.rundir import RunDirectory
@@ -100,14 +101,23 @@ def _clock_checks(facts: LaunchFacts) -> Iterator[Check]:
 def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
     """Nothing stops the run, and no other trainer is in its directory."""
     switch = facts.kill_switch
-    if switch.other_run:
-        rule = f"{directory.kill_switch} belongs to another run, {switch.other_run}"
+    place = switch.place
+    if isinstance(place, Unknown):
+        yield unknown("kill switch", f"its place cannot be seen ({place.why})")
+    elif place.other_run:
+        rule = f"{directory.kill_switch} belongs to another run, {place.other_run}"
         yield refused("run.kill_switch", rule, "leave run.kill_switch out, or name a file of this run's own", 2)
+    elif place.fault and switch.was_marked:
+        yield unknown("kill switch", f"{directory.kill_switch}: {place.fault}")
+    elif place.fault:
+        fix = f"mount it, or make it: mkdir -p {shlex.quote(str(directory.kill_switch.parent))}"
+        yield refused("kill switch", f"{directory.kill_switch}: {place.fault}", fix)
+    is_ours = not isinstance(place, Unknown) and not (place.other_run or place.fault)
     if switch.is_set:
         by = f" by {switch.who}" if switch.who else ""
         why = f" ({switch.why})" if switch.why else ""
         yield refused("kill switch", f"{directory.kill_switch} is set{by}{why}", "release it with `tr11 resume`")
-    elif not switch.other_run:
+    elif is_ours:
         yield ok("kill switch", "not set")
     if facts.pause is not None:
         yield refused("pause", f"the run is paused by {facts.pause}", "let it go on with `tr11 resume`")

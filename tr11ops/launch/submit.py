@@ -18,13 +18,14 @@ from typing import Any
 from tr11ops import __version__
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.journal import Journal, user_name
-from tr11ops.launch.facts import LaunchFacts, kill_switch_claim
+from tr11ops.launch.facts import LaunchFacts
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
 from tr11ops.reserve import keep_reserve
 from tr11ops.run_identity import require_run_id
 from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
 from tr11ops.snapshot import known
+from tr11ops.switch_place import mark_switch
 from trainer.contract import host_name, write_json
 from trainer.state_file import is_damage, set_aside
 
@@ -151,9 +152,10 @@ def submit(
     paths = directory.submission(plan.tag)
     write_text(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
-    _claim_kill_switch(plan)
+    name = plan.card["run"]["name"]
     with suppress(ValueError):  # one that is damaged is a backup's concern, which refuses to go by it
-        require_run_id(directory, plan.card["run"]["name"])
+        require_run_id(directory, name)
+        mark_switch(directory, name)
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)
@@ -248,14 +250,3 @@ def _look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None]) -> 
         if found is not None:
             return found
     return None
-
-
-def _claim_kill_switch(plan: LaunchPlan) -> None:
-    """Leave a note beside a kill switch outside the run directory, so that no other run takes the same file."""
-    directory = plan.directory
-    inside = Path(os.path.realpath(directory.root))
-    if inside in Path(os.path.realpath(directory.kill_switch)).parents:
-        return
-    claim: dict[str, Any] = {"directory": str(inside), "run": plan.request.name, "variant": plan.variant}
-    make_shared(directory.kill_switch.parent)
-    write_json(kill_switch_claim(directory.kill_switch), claim)

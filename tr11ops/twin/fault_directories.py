@@ -1,4 +1,4 @@
-"""Faults of a directory: a full disk and a read-only one, both really so, by mounts over the directory.
+"""Faults of a directory: a full disk, a read-only one, one that is not mounted, all really so, by mounts over it.
 
 Root is needed (the right to mount). What already has a file open goes on with what lies below.
 """
@@ -76,6 +76,19 @@ def make_read_only(fault: Fault) -> None:
     _mount(["-o", "remount,ro,bind", fault.target], fault)
 
 
+def hide(fault: Fault) -> None:
+    """Mount an empty file system over the directory. Raises TwinError where this user may not mount."""
+    _mount(["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", fault.target], fault)
+
+
+def tear_state(fault: Fault) -> None:
+    """Cut the newest record of a submission in half. Raises TwinError where the directory is no run's."""
+    found = sorted(Path(fault.target).glob("state/submissions/*/submission.json"))
+    if not found:
+        raise TwinError(f"--path {fault.target}: nothing was launched there; name a run directory")
+    os.truncate(found[-1], found[-1].stat().st_size // 2)
+
+
 def uncover(fault: Fault, folders: TwinFolders) -> None:
     """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError when it stays."""
     disk, target = _disk(fault, folders), Path(fault.target)
@@ -147,7 +160,7 @@ def _disk(fault: Fault, folders: TwinFolders) -> Path:
 
 def _layers(place: Path, disk: Path, fault: Fault) -> int:
     """How many mounts of this fault lie on `place`: only ours are taken away."""
-    if fault.kind == "read-only":  # `check_directory` saw that nothing else was mounted there
+    if fault.kind in {"read-only", "unmounted"}:  # `check_directory` saw that nothing else was mounted there
         return len(_mounts_at(place))
     devices = {line.split()[2] for line in _mounts_at(disk)}
     return sum(line.split()[2] in devices for line in _mounts_at(place))

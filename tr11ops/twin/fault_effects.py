@@ -244,9 +244,20 @@ def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
     return f"iteration {fault.details.get('iteration', '?')} can be trained again"
 
 
+def _hide(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+    store.write(fault)
+    fault_directories.hide(fault)
+    return fault
+
+
+def _tear_state(_twin: Twin, _store: FaultStore, fault: Fault) -> Fault:
+    fault_directories.tear_state(fault)
+    return fault
+
+
 def _uncover(twin: Twin, _store: FaultStore, fault: Fault) -> str:
     fault_directories.uncover(fault, twin.folders)
-    return f"{fault.target} can be written again"
+    return f"{fault.target} is as it was"
 
 
 BREAK: Mapping[str, Break] = {
@@ -271,6 +282,8 @@ BREAK: Mapping[str, Break] = {
     "limit-exhausted": fault_site.exhaust_limit,
     "disk-full": _fill_disk,
     "read-only": _make_read_only,
+    "unmounted": _hide,
+    "torn-state": _tear_state,
     "bad-sample": _spoil_sample,
     "batch-killed": _kill_batch_script,
     **dict.fromkeys(TEXTS, _spoil_script),
@@ -297,6 +310,8 @@ MEND: Mapping[str, Mend] = {
     "limit-exhausted": fault_site.lift_limit,
     "disk-full": _uncover,
     "read-only": _uncover,
+    "unmounted": _uncover,
+    "torn-state": _continue,
     "bad-sample": _end_bad_sample,
     "batch-killed": _continue,
     **dict.fromkeys(TEXTS, _restore_script),

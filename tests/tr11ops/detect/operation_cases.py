@@ -34,6 +34,7 @@ from tr11ops.detect import (
     purge_near,
     queued_too_long,
     secret_in_log,
+    switch_unseen,
     sync_overdue,
 )
 from tr11ops.filesystems.history import Usage
@@ -69,6 +70,7 @@ OPERATION = (
     periodic_job_failed,
     cron_dead,
     damaged_state,
+    switch_unseen,
     clock_skew,
 )
 

@@ -36,6 +36,7 @@ IDENTITY = {  # what of a finding is its identity
     "queued-too-long": ONE,
     "chain-end": ONE,
     "kill-switch-left-on": "nothing for what waits, `still runs` for a job that does not heed it",
+    "switch-unseen": ONE,
     "unfinished-end": ONE,
     "loss-not-finite": ONE,
     "loss-spike": ONE,

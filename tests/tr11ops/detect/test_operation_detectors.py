@@ -60,6 +60,7 @@ from tr11ops.detect import (
     queued_too_long,
     registry,
     secret_in_log,
+    switch_unseen,
     sync_overdue,
 )
 from tr11ops.detect.finding import Finding
@@ -339,6 +340,8 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
         [],
     ),
     # clocks
+    ("the switch is not mounted", operated(switch_fault="/far/switch: /far is not there"), switch_unseen, ["WARNING"]),
+    ("it is seen", operated(), switch_unseen, []),
     ("a record is empty", operated(damaged_files=(TORN,)), damaged_state, ["WARNING"]),
     ("two are damaged", operated(damaged_files=(TORN, TORN)), damaged_state, ["WARNING"]),
     ("none is", operated(), damaged_state, []),

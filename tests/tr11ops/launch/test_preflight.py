@@ -18,7 +18,7 @@ from tr11ops.checkpoints.digests import DigestRecord, write_digest
 from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.check import Check, Level, verdict
-from tr11ops.launch.facts import LaunchFacts, LaunchRequest, kill_switch_claim, look_at_place, observe_launch
+from tr11ops.launch.facts import LaunchFacts, LaunchRequest, look_at_place, observe_launch
 from tr11ops.launch.history import RunHistory
 from tr11ops.launch.place import files_of_checkpoint
 from tr11ops.launch.preflight import excluded_nodes, preflight
@@ -28,6 +28,7 @@ from tr11ops.nodes.given import Given
 from tr11ops.runcard import RunCard, load_card
 from tr11ops.rundir import RunDirectory, Submission, make_shared, new_tag
 from tr11ops.snapshot import Exclusion, Unknown, known
+from tr11ops.switch_place import mark_of
 from trainer.contract import Heartbeat, checkpoint_name, file_digest, write_heartbeat, write_json
 from trainer.data_match import DataRecord, data_facts
 from trainer.lease import Claim, Lease
@@ -176,7 +177,7 @@ def foreign_switch(bench: Bench) -> None:
 
 def claimed_switch(bench: Bench) -> None:
     (bench.folder / "other").mkdir()
-    write_json(kill_switch_claim(bench.folder / "shared-switch"), {"directory": str(bench.folder / "other")})
+    write_json(mark_of(bench.folder / "shared-switch"), {"directory": str(bench.folder / "other")})
     bench.overrides = [f"run.kill_switch={bench.folder}/shared-switch"]
 
 
