@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard import RunCard
 
 ATTEMPTS_LOOKED_AT = 8
+ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # nothing but a switch holds what waits then
 SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what waits until somebody resumes
 
 
@@ -106,11 +107,20 @@ def _releasable(directory: RunDirectory, verdicts: tuple[AttemptVerdict, ...]) -
     """Numbers that were held for a kill switch or a pause alone: by a command, or by an attempt that it ended."""
     record = known(observed(lambda: read_json(directory.paths.requests / "holds.json")), None) or {}
     entries = [entry for entry in record.get("holds", ()) if isinstance(entry, dict)]
+    by_switch = {str(entry.get("job")) for entry in entries if entry.get("switch") in SWITCHES}
     commands = {str(entry.get("job")) for entry in entries if entry.get("who") != AUTOMATIC_OWNER}
-    ours = {str(entry.get("job")) for entry in entries if entry.get("who") == AUTOMATIC_OWNER}
-    switched = {number for verdict in verdicts if verdict.reason in SWITCHES for number in verdict.held}
-    faulty = {number for verdict in verdicts if verdict.reason not in SWITCHES for number in verdict.held}
-    return frozenset((commands | switched) - faulty - ours)
+    ours = {str(entry.get("job")) for entry in entries if entry.get("who") == AUTOMATIC_OWNER} - by_switch
+    switched = {number for verdict in verdicts if _is_for_switch(verdict) for number in verdict.held}
+    faulty = {number for verdict in verdicts if not _is_for_switch(verdict) for number in verdict.held}
+    return frozenset((commands | by_switch | switched) - faulty - ours)
+
+
+def _is_for_switch(verdict: AttemptVerdict) -> bool:
+    """Whether an attempt held what waited for a kill switch or a pause alone.
+
+    After an end in order nothing else holds: verdicts that are older than `held_for` say it by that.
+    """
+    return verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
 
 
 def _with_stacks(directory: RunDirectory) -> Iterator[str]:

@@ -61,16 +61,29 @@ def hold(
     wanted = tuple(numbers)
     unrecorded = ""
     if wanted:
-        records = [entry for entry in _read(directory) if entry["job"] not in wanted]
-        fresh = [{"job": number, "who": who, "time": time.time(), "why": why} for number in wanted]
-        value = {"schema": HOLDS_SCHEMA, "holds": [*records, *fresh]}
         try:
-            with_reserve(directory, lambda: write_json(_path(directory), value))
+            record_holds(directory, wanted, who, why)
         except OSError as error:
             if must_record:
                 raise
             unrecorded = cause(error)
     return replace(_each(wanted, scheduler.hold, scheduler, True), unrecorded=unrecorded)
+
+
+def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
+    """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError."""
+    wanted = tuple(numbers)
+    records = [entry for entry in _read(directory) if entry["job"] not in wanted]
+    more = {"switch": switch} if switch else {}
+    fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
+    _write(directory, [*records, *fresh])
+
+
+def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
+    """Take what was released off the record. Raises OSError."""
+    gone = set(numbers)
+    if gone and _path(directory).exists():
+        _write(directory, [entry for entry in _read(directory) if entry["job"] not in gone])
 
 
 def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
@@ -87,11 +100,13 @@ def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
 def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler) -> Held:
     """Release what was held, and take it off the record."""
     result = _each(tuple(numbers), scheduler.release, scheduler, False)
-    left = [entry for entry in _read(directory) if entry["job"] not in result.done]
-    if _path(directory).exists():
-        value = {"schema": HOLDS_SCHEMA, "holds": left}
-        with_reserve(directory, lambda: write_json(_path(directory), value))
+    forget_holds(directory, result.done)
     return result
+
+
+def _write(directory: RunDirectory, entries: list[dict[str, Any]]) -> None:
+    value = {"schema": HOLDS_SCHEMA, "holds": entries}
+    with_reserve(directory, lambda: write_json(_path(directory), value))
 
 
 def _each(numbers: tuple[str, ...], change: Callable[[str], None], scheduler: Scheduler, held: bool) -> Held:

@@ -149,6 +149,10 @@ def _foreign(snapshot: Snapshot, scene: Circumstances) -> str:
 def _mend_queue(draft: _Draft) -> None:
     """Zombie allocations end; what can never start is launched anew; what was held for a switch now gone goes on."""
     jobs = (*signs.active_jobs(draft.snapshot), *signs.pending_jobs(draft.snapshot))
+    for job in signs.pending_jobs(draft.snapshot):
+        if signs.is_held(job) and not job.reason.startswith("JobHeldUser") and _number(job) in draft.scene.releasable:
+            why = f"release {_number(job)}: it was held for a kill switch or pause that is gone"
+            draft.withheld.append(f"{why}; not done: the scheduler says that an administrator holds it ({job.reason})")
     cancelled = []
     for step in dict.fromkeys(plan_repair(draft.snapshot, draft.scene.releasable).steps):
         meant = [job for job in jobs if step.job in {job.job_id, job.raw_id, _number(job)}]

@@ -13,6 +13,8 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.actions import Holder
 from tr11ops.agent.records import AttemptVerdict, LaunchRecord
 from tr11ops.circumstances import limits_of, read_circumstances
+from tr11ops.exclusions import AUTOMATIC_OWNER
+from tr11ops.holds import forget_holds, held_by_tr11, record_holds
 from tr11ops.journal import Journal, read_journal
 from tr11ops.runcard import load_card
 from tr11ops.rundir import RunDirectory
@@ -85,6 +87,20 @@ def test_only_holds_for_a_switch_may_be_released(directory: RunDirectory) -> Non
     scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
     assert scene.releasable == {"1", "4"}  # 2 and 3 a fault holds too, 5 is the watchdog's own
     (directory.paths.requests / "holds.json").write_text("{")
+    assert read_circumstances(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
+
+
+@pytest.mark.parametrize("recorded", [{"held_for": "pause"}, {}])
+def test_an_exit_by_duration_is_no_fault_of_what_was_held_for_a_pause(
+    directory: RunDirectory, recorded: dict[str, str]
+) -> None:
+    """Another member paused: the run's own controller held what waits, and the attempt ended as it should."""
+    attempt(directory, replace(VERDICT, reason="exit-duration", held=("1",), **recorded))
+    record_holds(directory, ("1", "2"), AUTOMATIC_OWNER, "pause", "pause")
+    record_holds(directory, ("3",), AUTOMATIC_OWNER, "a fault")
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert scene.releasable == {"1", "2"} and held_by_tr11(directory) == {"1", "2", "3"}
+    forget_holds(directory, ("2",))
     assert read_circumstances(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
 
 

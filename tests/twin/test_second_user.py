@@ -15,6 +15,8 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.operation import Operation
+from tr11ops.cli.common import directory_of
+from tr11ops.holds import held_by_tr11
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
@@ -97,4 +99,19 @@ def test_the_person_on_call_stops_a_run_of_somebody_else_and_lets_it_go_on(twin:
     run.tr11("resume", "--yes")
     run.until_step(end.iteration + 3)
     assert len(run.attempts()) == 2
+
+    directory = directory_of(run.card)
+    # a pause: the controller's hold is on record at once, resume does not disown it, and the watchdog releases it
+    assert on_call(run, "pause", "--yes", "--reason", "new data").returncode == 0
+    run.until(lambda: held_by_tr11(directory) == {first}, "the record of the controller's hold")
+    shown = on_call(run, "resume", "--dry-run")
+    assert "by tr11: the running attempt releases it" in shown.stderr and "not by tr11" not in shown.stderr
+    (run.paths.stop_request(run.attempts()[-1])).touch()
+    run.until(lambda: all(not job.state.is_active for job in run.jobs()), "the end of the second task")
+    resumed = on_call(run, "resume", "--yes")
+    assert resumed.returncode == 1 and "must release it" in resumed.stderr, resumed.stderr
+    told = on_call(run, "pulse", "--act", "--no-email")
+    assert "not done: the scheduler says that an administrator holds it" in told.stdout, told.stdout  # root launched it
+    run.tr11("resume", "--yes")
+    run.until(lambda: len(run.attempts()) == 3, "the third task")
     run.check_nothing_is_lost()

@@ -111,7 +111,7 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
     except (OSError, ValueError) as error:
         raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
     if value is None:
-        raise CardError(str(path), [Problem("file", None, "is not there", "launch again")])
+        raise CardError(str(path), [Problem("file", None, "cannot be read (it is not there)", "launch again")])
     return value, card_from_resolved(value, str(path))
 
 

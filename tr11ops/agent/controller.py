@@ -89,7 +89,8 @@ class Controller:
                 verdict = self._with_history(of_marker(marker))
                 if marker.reason == "refused":
                     verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
-                return self._remedy.finish(verdict, hold=self._why_hold(marker))
+                switch = switch_of(self._place.directory) if marker.reason != "refused" else ""
+                return self._remedy.finish(verdict, hold=self._why_hold(marker), switch=switch)
             if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
                 return self._leave_for_switch()
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
@@ -256,7 +257,7 @@ class Controller:
         switch = switch_of(self._place.directory)
         if switch and not self._is_holding:
             self._is_holding = True
-            self._remedy.hold()
+            self._remedy.hold(switch)
         elif not switch and self._is_holding:
             self._is_holding = False
             self._remedy.release()
@@ -270,7 +271,8 @@ class Controller:
         line = f"[Detected {what} at {place}. Exiting] datetime: {stamp} "
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
-        return self._remedy.finish(self._with_history(of_marker(marker)), hold=self._why_hold(marker))
+        verdict = self._with_history(of_marker(marker))
+        return self._remedy.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._place.directory))
 
     def _leave_marker(self, reason: str, message: str) -> EndMarker:
         """The end marker of an attempt of which no trainer can leave one."""
@@ -331,19 +333,21 @@ class Controller:
         if isinstance(decision, Stop):
             return self._remedy.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
         if self._stop.received or found.kind is Kind.OPERATOR:
-            return self._remedy.finish(verdict, hold=self._switch_hold())
+            return self._remedy.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._place.directory))
         return self._end_task(verdict)
 
     def _end_task(self, verdict: AttemptVerdict) -> int:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
+        switch = switch_of(self._place.directory) if why else ""
         refused = self._remedy.refused
         if not why and refused:
             why = f"{compress([one.node for one in refused])} cannot be excluded: {refused[0].why}"
         if not why and not verdict.progress:
             burned = read_burned(self._place.directory, self._job_id)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
-        return self._remedy.finish(without_restart(verdict) if why else verdict, hold=why)
+        is_over = why and not switch
+        return self._remedy.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
 
     def _switch_hold(self) -> str:
         switch = switch_of(self._place.directory)

@@ -61,9 +61,10 @@ class AttemptVerdict:
     """How an attempt ended; written when its last launch has ended.
 
     `restart`: should the next task train on? `held`: the waiting jobs that were held because it should not;
-    `hold_failed`: not all could be. `progress`: did any launch add an iteration or a checkpoint? `fault` names the
-    fault free of what changes from one time to the next; `blamed` are the nodes found bad. `held_because`: why the rest
-    was to be held, which is more than how the attempt ended; "" where an older tr11 wrote it.
+    `hold_failed`: not all could be; `held_for`: the kill switch or pause for which alone they were held. `progress`:
+    did any launch add an iteration or a checkpoint? `fault` names the fault free of what changes from one time to the
+    next; `blamed` are the nodes found bad. `held_because`: why the rest was to be held, which is more than how the
+    attempt ended; "" where an older tr11 wrote it.
     """
 
     reason: str
@@ -79,6 +80,7 @@ class AttemptVerdict:
     launches: int = 0
     held: tuple[str, ...] = ()
     hold_failed: bool = False
+    held_for: str = ""
     job_id: str = ""
     submission: str = ""
     time: float = 0.0

@@ -23,6 +23,7 @@ from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.evidence import cause, observed, read_exclusions
 from tr11ops.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.exclusions import AUTOMATIC_OWNER, ExclusionError, exclude, include, read_version
+from tr11ops.holds import forget_holds, record_holds
 from tr11ops.journal import Journal
 from tr11ops.runcard import RunCard
 from tr11ops.rundir import RunDirectory, Submission
@@ -156,10 +157,23 @@ class Remedy:
         return ExclusionLimit.of(self._partition_nodes, card.slurm.allocated_nodes, percent)
 
     # ------------------------------------------------------------------ the waiting work
-    def hold(self) -> None:
-        """Begin to hold all of the run's waiting work, once."""
+    def hold(self, switch: str = "") -> None:
+        """Begin to hold all of the run's waiting work, once. What is held for a switch is put on record at once."""
         if self._waiting is not None and self._held is None:
-            self._held = self._beside.submit(self._waiting.hold)
+            waiting = self._waiting
+            self._held = self._beside.submit(lambda: self._hold(waiting, switch))
+
+    def _hold(self, waiting: WaitingWork, switch: str) -> tuple[tuple[str, ...], bool]:
+        held, complete = waiting.hold()
+        if switch and held:
+            self._on_record(lambda: record_holds(self._attempt.directory, held, AUTOMATIC_OWNER, switch, switch))
+        return held, complete
+
+    def _on_record(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except OSError as error:
+            self._tee.line(f"tr11: what is held could not be put on record: {error}")
 
     def queue_behind(self, ordering: Ordering, job_id: str) -> None:
         """Begin to make the array's other tasks wait for the end of job `job_id`."""
@@ -185,7 +199,11 @@ class Remedy:
         if self._waiting is not None and self._held is not None:
             waiting, held = self._waiting, self._held
             self._held = None
-            self._later(lambda: waiting.release(held.result()[0]))
+            self._later(lambda: self._release(waiting, held.result()[0]))
+
+    def _release(self, waiting: WaitingWork, numbers: tuple[str, ...]) -> None:
+        waiting.release(numbers)
+        self._on_record(lambda: forget_holds(self._attempt.directory, numbers))
 
     def note(self, kind: str, why: str, data: dict[str, Any]) -> None:
         """Write to the journal, beside. One that cannot be written is said, and stops nothing."""
@@ -211,11 +229,14 @@ class Remedy:
         self._pending.clear()
 
     # ------------------------------------------------------------------ the end
-    def finish(self, verdict: AttemptVerdict, hold: str = "") -> int:
-        """Hold what waits if `hold` says why, write the verdict, and return the batch script's exit status."""
+    def finish(self, verdict: AttemptVerdict, hold: str = "", switch: str = "") -> int:
+        """Hold what waits if `hold` says why, write the verdict, and return the batch script's exit status.
+
+        `switch`: the kill switch or pause for which alone it is held; nothing speaks against going on without that.
+        """
         self.wait()
         if hold:
-            verdict = self._finish_hold(verdict, hold)
+            verdict = self._finish_hold(verdict, hold, switch)
         verdict = replace(verdict, job_id=self._attempt.job_id, submission=self._attempt.submission, time=time.time())
         try:
             verdict.write(self._attempt.folder)
@@ -229,8 +250,8 @@ class Remedy:
         self._beside.shutdown()
         return verdict.exit_status
 
-    def _finish_hold(self, verdict: AttemptVerdict, why: str) -> AttemptVerdict:
-        self.hold()
+    def _finish_hold(self, verdict: AttemptVerdict, why: str, switch: str) -> AttemptVerdict:
+        self.hold(switch)
         held: tuple[str, ...] = ()
         complete = True
         if self._held is not None:
@@ -245,7 +266,8 @@ class Remedy:
         if held or not complete:
             data = {"jobs": list(held), "complete": complete, "cause": verdict.cause, "fault": verdict.fault}
             self._note("array-held", why, data)
-        return replace(verdict, restart=False, held=held, hold_failed=not complete, held_because=why)
+        restart = verdict.restart and bool(switch)
+        return replace(verdict, restart=restart, held=held, hold_failed=not complete, held_because=why, held_for=switch)
 
 
 def forbidding_verdict(attempt: Attempt) -> AttemptVerdict | None:

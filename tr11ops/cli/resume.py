@@ -27,6 +27,7 @@ class Undoing:
     holds: tuple[str, ...]
     foreign: tuple[Job, ...]
     others: tuple[Job, ...]
+    is_led: bool = False  # an attempt runs, whose controller releases what it held when the switch is gone
 
     @property
     def is_empty(self) -> bool:
@@ -165,6 +166,7 @@ def _undoing(place: Scene, view: StopView) -> Undoing:
         holds=tuple(dict.fromkeys(array_number(job) for job in mine if may_steer(job, place.user))),
         foreign=tuple(job for job in held if array_number(job) not in ours),
         others=tuple(job for job in mine if not may_steer(job, place.user)),
+        is_led=bool(view.running),
     )
 
 
@@ -172,7 +174,8 @@ def _lines(todo: Undoing) -> list[str]:
     lines = [f"{name + ':':<11} set by {who}: will be released" for name, who in todo.switches]
     lines += [f"held:       job {number}, by tr11: will be released" for number in todo.holds]
     lines += [f"held:       job {job.job_id}, not by tr11: stays held" for job in todo.foreign]
-    lines += [f"held:       job {job.job_id}, by tr11: {job.user}, who owns it, must release it" for job in todo.others]
+    who = "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
+    lines += [f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others]
     return lines
 
 
