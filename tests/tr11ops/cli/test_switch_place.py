@@ -132,7 +132,7 @@ def test_a_switch_that_was_set_before_the_first_launch_is_released_by_what_launc
 ) -> None:
     (far / "switch").touch()
     launched = bench.launch()
-    assert launched.code == 1 and "release it with `tr11 resume`" in launched.out + launched.err
+    assert launched.code == 1 and "release it with `tr11 resume" in launched.out + launched.err
     resumed = bench.tr11("resume", "--run", str(bench.card), "--scheduler", "local", "--yes")
     assert resumed.code == 0 and not (far / "switch").exists(), resumed.err
     assert bench.launch("--dry-run").code == 0
