@@ -53,7 +53,7 @@ def value_at(tables: dict[str, Any], key: str) -> Any:
 # The script names files of groups where the shipped card lists the 28 prefixes; the rest are what only one of them says.
 DIFFERENT = {
     "data.train_groups_file", "data.valid_groups_file", "data.prefixes", "data.weights", "data.split",
-    "data.validate_each", "slurm.setup", "slurm.spare_nodes",
+    "data.validate_each", "slurm.gpu_memory_gb", "slurm.setup", "slurm.spare_nodes",
     "slurm.signal_seconds_before_limit", "slurm.environment.HF_HUB_CACHE", "slurm.environment.HF_HUB_OFFLINE",
     "slurm.environment.HF_MODULES_CACHE", "slurm.environment.HF_METRICS_CACHE", "slurm.environment.HF_DATASETS_CACHE",
     "slurm.environment.TRANSFORMERS_CACHE", "tokenizer.path", "run.kill_switch",
