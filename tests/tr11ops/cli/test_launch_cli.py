@@ -38,7 +38,7 @@ DRY_RUN = """\
       ok  checkpoints: none: the training starts from random weights
       ok  coverage: 3 x 1 min = 3 min; how long the run needs is not known before its first steps
  warning  alerts: no one would be told of trouble; set alerts.recipients, alerts.rota or alerts.urls_file in the card
- warning  watchdog: no watchdog looks at the run; `tr11 cron install` has one look
+ warning  watchdog: no watchdog looks at the run; `tr11 cron install --run DIR/small.toml` has one look
       ok  scheduler: local would take it (can run on 2 of the simulated nodes)
 
            run  small/main
@@ -109,7 +109,7 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
     assert answer.code == 1
     words = f"this run is already queued: job {first}_[1-2%1]; queue behind it with `--after {first}`, or stop it with"
     lines = [line for line in answer.out.splitlines() if line.split()[0] not in {"ok", "warning"}]
-    assert lines == [f" refused  queue: {words} `tr11 kill`", "nothing was submitted"] and answer.err == ""
+    assert lines == [f" refused  queue: {words} `tr11 kill --run {bench.card}`", "nothing was submitted"] and answer.err == ""
     second = bench.launch("--array", "1-2", "--after", first, "--json")
     assert second.code == 0 and second.json["plan"]["dependency"] == f"afterany:{first}"
     assert bench.launch("--after", first).code == 1
