@@ -109,7 +109,10 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
     assert answer.code == 1
     words = f"this run is already queued: job {first}_[1-2%1]; queue behind it with `--after {first}`, or stop it with"
     lines = [line for line in answer.out.splitlines() if line.split()[0] not in {"ok", "warning"}]
-    assert lines == [f" refused  queue: {words} `tr11 kill --run {bench.card}`", "nothing was submitted"] and answer.err == ""
+    assert (
+        lines == [f" refused  queue: {words} `tr11 kill --run {bench.card}`", "nothing was submitted"]
+        and answer.err == ""
+    )
     second = bench.launch("--array", "1-2", "--after", first, "--json")
     assert second.code == 0 and second.json["plan"]["dependency"] == f"afterany:{first}"
     assert bench.launch("--after", first).code == 1
