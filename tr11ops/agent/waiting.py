@@ -105,7 +105,10 @@ class WaitingWork:
         return complete
 
     def hold(self) -> tuple[tuple[str, ...], bool]:
-        """Hold all of it: the numbers of the jobs that are held, and whether nothing is left that could start."""
+        """Hold all of it: the numbers of the jobs that are held now, and whether nothing is left that could start.
+
+        What was held before is somebody else's hold: it is not among the numbers, so nothing of ours releases it.
+        """
         done, complete = self._change(
             "hold", lambda work: self._scheduler.hold(work.number), lambda job: job.reason.startswith("JobHeld")
         )
@@ -146,7 +149,7 @@ class WaitingWork:
         is_so: Callable[[Job], bool],
         which: Callable[[str], bool] = lambda number: True,
     ) -> tuple[tuple[str, ...], bool]:
-        """Make it so for all that waits: the numbers of the jobs where it is, and whether it is everywhere.
+        """Make it so for all that waits: the numbers of the jobs that were changed, and whether it is so everywhere.
 
         An answer is not believed where the job shows otherwise: Slurm may refuse for one task what it did for others.
         """
@@ -158,9 +161,10 @@ class WaitingWork:
         done: list[str] = []
         complete = True
         for work in waiting:
+            if all(map(is_so, work.jobs)):
+                continue
             try:
-                if not all(map(is_so, work.jobs)):
-                    self._persist(lambda work=work: change(work))  # type: ignore[misc]
+                self._persist(lambda work=work: change(work))  # type: ignore[misc]
                 done.append(work.number)
             except SchedulerError as error:
                 now = self._again(work.number)

@@ -189,3 +189,9 @@ def test_an_answer_is_not_believed_where_the_job_shows_otherwise(directory: RunD
     queue.refuses = {"7": False}
     assert work(queue, directory, said, []).hold() == ((), False)
     assert said[-1] == "tr11: cannot hold the waiting tasks of job 7: refused"
+
+
+def test_what_a_person_holds_is_not_taken_for_a_hold_of_ours(directory: RunDirectory):
+    queue, said = Queue(job("7", "7", reason="JobHeldUser")), []
+    assert work(queue, directory, said, []).hold() == ((), True)
+    assert said == []
