@@ -269,9 +269,8 @@ def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int
     usable = attempt_seconds(card)
     attempts = max(1, math.ceil(total / usable))
     rate = seconds_at(card, 1.0) / speed.full
-    passes = 4 if card.model.activation_checkpointing else 3
     count = flops.count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-    thumb = 2 * passes * count * path.end.consumed_tokens / (rate * 1e12 * card.world_size)
+    thumb = 2 * flops.passes(card.model) * count * path.end.consumed_tokens / (rate * 1e12 * card.world_size)
     return Duration(
         basis=speed.basis,
         seconds_per_iteration=speed.full,

@@ -98,14 +98,13 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
 
 
 def _evaluation_seconds(card: RunCard, step: float) -> float:
-    """Forward passes of every validation set: a quarter of a step each, a third where nothing is recomputed.
+    """Forward passes of every validation set: a quarter of a step each where all is recomputed, a third where nothing is.
 
     29 sets of one batch of the original make 12.7 minutes, which took 12. Groups in a file count as one.
     """
     data = card.data
     sets = len(data.valid_groups) or (1 + len(data.prefixes) if data.validate_each else 1)
-    forward = 1 / 4 if card.model.activation_checkpointing else 1 / 3
-    return step * forward * sets * card.evaluation.iterations
+    return step / flops.passes(card.model) * sets * card.evaluation.iterations
 
 
 # ----------------------------------------------------------------------------- the card that the trainer reads

@@ -66,6 +66,15 @@ class ModelSection(Section):
     activation_checkpointing: bool = Field(
         default=False, description="recompute block activations in the backward pass"
     )
+    recompute_granularity: Literal["full", "selective"] = Field(
+        default="full", description="of a recomputed block: all of it, or attention's inner part alone"
+    )
+    recompute_blocks: int | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_LAYERS,
+        description="recompute only so many blocks, dealt evenly over the model; default: all",
+    )
     partition_activations: bool = Field(
         default=False, description="keep what is checkpointed cut over the tensor ranks"
     )

@@ -36,6 +36,7 @@ def cross_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[R
         lambda: _vocabulary_problems(config),
         lambda: _position_problems(config),
         lambda: _sharing_problems(config),
+        lambda: _recompute_problems(config),
         lambda: _stage_problems(config),
         lambda: _world_problems(config, world_size()),
         lambda: batch_problems(config.batch, config.data_parallel(world_size()) or 1),
@@ -99,6 +100,22 @@ def _sharing_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.partition_activations and not model.activation_checkpointing:
         rule = "needs model.activation_checkpointing"
         yield Problem("model.partition_activations", True, rule, "switch that on, or this off")
+
+
+def _recompute_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model = config.model
+    blocks, selective = model.recompute_blocks, model.recompute_granularity == "selective"
+    needs = "needs model.activation_checkpointing"
+    if blocks is not None and not model.activation_checkpointing:
+        yield Problem("model.recompute_blocks", blocks, needs, "switch that on, or leave this out")
+    elif blocks is not None and blocks > model.layers:
+        rule = f"must be at most model.layers ({model.layers})"
+        yield Problem("model.recompute_blocks", blocks, rule, "lower it, or leave it out for all")
+    if selective and not model.activation_checkpointing:
+        yield Problem("model.recompute_granularity", "selective", needs, "switch that on, or leave this out")
+    if selective and model.partition_activations:
+        rule = "keeps no input of a block that model.partition_activations could cut"
+        yield Problem("model.recompute_granularity", "selective", rule, "keep one of the two")
 
 
 def _order_problems(config: TrainerConfig) -> Iterator[Problem]:

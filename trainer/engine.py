@@ -44,9 +44,9 @@ from trainer.config import CardError, Problem, TrainerConfig
 from trainer.groups import START_TIMEOUT
 from trainer.guard import disagreements, not_finite, square_sum
 from trainer.mesh import Mesh
+from trainer.model.block import TransformerBlock
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.gpt import (
-    CHECKPOINTABLE_LAYERS,
     TIED_KEY,
     TIED_NAME,
     Layer,
@@ -58,6 +58,7 @@ from trainer.model.gpt import (
 from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
 from trainer.model.recompute import recompute_function
+from trainer.model.recompute_choice import recomputed_part
 from trainer.optim.build import build_optimizer
 from trainer.optim.groups import parameter_groups
 from trainer.optim.interface import MOMENTS, TrainingOptimizer, shares_of
@@ -418,6 +419,10 @@ class _Pipeline(PipelineModule):
         super().__init__(**settings)
         self._mesh = mesh
 
+    def _is_checkpointable(self, funcs: list[Any]) -> bool:
+        """Whether the library, which asks layer by layer, recomputes these."""
+        return all(isinstance(item, TransformerBlock) and item.recomputed == "block" for item in funcs)
+
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
         """Whose gradients are summed over whom: tied weights over stages, replicated ones over tensor ranks."""
         tied: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
@@ -461,14 +466,14 @@ def _sum_replicas(engine: Any) -> None:
 def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:
     """Deal the layers to stages and build this worker's."""
     model = config.model
+    is_any_recomputed = any(recomputed_part(model, block) == "block" for block in range(model.layers))
     return _Pipeline(
         mesh=mesh,
         layers=[_spec(layer) for layer in layers],
         topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
         partition_method=config.parallel.partition,
-        activation_checkpoint_interval=1 if model.activation_checkpointing else 0,
+        activation_checkpoint_interval=int(is_any_recomputed),
         activation_checkpoint_func=recompute_function(model, mesh),
-        checkpointable_layers=list(CHECKPOINTABLE_LAYERS),
     )
 
 

@@ -75,6 +75,10 @@ NARROW = {"hidden_size": 128, "sequence_length": 256}  # activations weigh as mu
 ALONE = {
     "logits": card(8192, **NARROW),
     "recomputed": card(8192, layers=6, activation_checkpointing=True, **NARROW),
+    "some recomputed": card(8192, layers=6, activation_checkpointing=True, recompute_blocks=2, **NARROW),
+    "attention recomputed": card(
+        64, layers=3, activation_checkpointing=True, recompute_granularity="selective", **NARROW
+    ),
     "activations": card(64, hidden_dropout=0.1, **NARROW),
     "fp32": card(64, "fp32", hidden_size=256, sequence_length=128),
 }

@@ -23,6 +23,11 @@ TOGETHER = [
     *_left(Reason.ELSEWHERE, "data.prefixes and data.weights", "--data-path:*"),
     *_left(Reason.ELSEWHERE, "precision.initial_scale_power", "--initial-loss-scale:1"),
     *_left(Reason.ELSEWHERE, "precision.min_loss_scale", "--min-loss-scale:1"),
+    *_left(
+        Reason.ELSEWHERE,
+        "model.activation_checkpointing, recompute_granularity and recompute_blocks",
+        "--recompute-activations --recompute-granularity:1 --recompute-method:1 --recompute-num-layers:1",
+    ),
     *_left(Reason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
 ]
 

@@ -21,6 +21,7 @@ from tr11ops.importer.options import (
 )
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
+from tr11ops.importer.place_recompute import place_recompute
 from tr11ops.importer.results import Reason
 from tr11ops.importer.traced import Traced
 
@@ -45,6 +46,7 @@ def place_training(builder: Builder, launch: Launch) -> None:
     _data_path(builder, uses.get("--data-path"))
     _scale(builder, uses)
     _eight_bits(builder, uses.get("--use-bnb-optimizer"))
+    place_recompute(builder, uses)
 
 
 def _place(builder: Builder, use: OptionUse) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelSection
 from trainer.mesh import Mesh
@@ -16,10 +19,13 @@ from trainer.model.random import tensor_region
 class SelfAttention(nn.Module):
     """Query, key and value in one projection: rows [heads, 3, head size], so a slice of rows is whole heads.
 
-    `kernel` and `rotary` (None unless positions are rotary) are shared by all blocks of a worker.
+    `kernel` and `rotary` (None unless positions are rotary) are shared by all blocks of a worker. `recompute`: what lies
+    between the two projections is computed again in the backward pass; only the projection is kept of it.
     """
 
-    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, rotary: Rotary | None):
+    def __init__(
+        self, model: ModelSection, mesh: Mesh, kernel: Kernel, rotary: Rotary | None, recompute: bool = False
+    ):
         super().__init__()
         width = model.attention_heads * model.head_size
         self.mesh = mesh
@@ -27,6 +33,7 @@ class SelfAttention(nn.Module):
         self.rotary = rotary
         self.head_size = model.head_size
         self.dropout = model.attention_dropout
+        self.recompute = recompute
         self.query_key_value = ColumnParallelLinear(model.hidden_size, 3 * width, model.init_std, mesh)
         std = output_projection_std(model.init_std, model.layers)
         self.dense = RowParallelLinear(width, model.hidden_size, std, mesh)
@@ -34,6 +41,16 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence], when they count."""
         fused = self.query_key_value(hidden)
+        mix = self._mix
+        if self.recompute:
+            keeps_random = self.dropout > 0.0
+            mix = partial(
+                checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none"
+            )
+        return self.dense(mix(fused, documents))
+
+    def _mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
+        """Query, key and value side by side [batch, sequence, 3 x width] -> mixed values [batch, sequence, width]."""
         batch, length, _ = fused.shape
         query, key, value = fused.view(batch, length, -1, 3, self.head_size).unbind(3)
         if self.rotary is not None:
@@ -44,4 +61,4 @@ class SelfAttention(nn.Module):
                 mixed = self.kernel(query, key, value, documents, self.dropout)
         else:
             mixed = self.kernel(query, key, value, documents, 0.0)
-        return self.dense(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return mixed.transpose(1, 2).reshape(batch, length, -1)

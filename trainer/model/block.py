@@ -13,6 +13,7 @@ from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
 from trainer.model.layers import ColumnParallelLinear, LayerNorm, RowParallelLinear
 from trainer.model.positions import Rotary
+from trainer.model.recompute_choice import Recomputed
 
 GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 
@@ -32,13 +33,24 @@ class MultilayerPerceptron(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-layer-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by."""
+    """Pre-layer-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by.
 
-    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, rotary: Rotary | None):
+    `recomputed`: what the backward pass computes again; of a whole block the engine takes care.
+    """
+
+    def __init__(
+        self,
+        model: ModelSection,
+        mesh: Mesh,
+        kernel: Kernel,
+        rotary: Rotary | None,
+        recomputed: Recomputed = "nothing",
+    ):
         super().__init__()
+        self.recomputed = recomputed
         self.dropout = model.hidden_dropout
         self.input_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.attention = SelfAttention(model, mesh, kernel, rotary)
+        self.attention = SelfAttention(model, mesh, kernel, rotary, recomputed == "attention")
         self.post_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.mlp = MultilayerPerceptron(model, mesh)
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from trainer.config import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.model.recompute_choice import recomputed_blocks
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
 BLOCK_OF_CODES = 256  # moments in 8 bits: parameters that share an fp32 scale
@@ -144,7 +145,7 @@ def tflops_per_gpu(
     length = sequence_length or model.sequence_length
     hidden, layers = model.hidden_size, model.layers
     relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
-    operations = 24 * _passes(model) * global_batch_size * length * layers * hidden**2 * relative
+    operations = 24 * passes(model) * global_batch_size * length * layers * hidden**2 * relative
     return operations / (seconds * world_size * 1e12)
 
 
@@ -158,14 +159,16 @@ def approximate_tflops_per_gpu(
 ) -> float:
     """The rule of thumb beside it: 2 operations per parameter, token and pass; attention scores are left out.
 
-    Passes: one forward, two backward, one more forward under activation checkpointing.
+    Passes: one forward, two backward, and the share of one more that is recomputed.
     """
     tokens = global_batch_size * (sequence_length or model.sequence_length)
-    return 2 * _passes(model) * parameters * tokens / (seconds * world_size * 1e12)
+    return 2 * passes(model) * parameters * tokens / (seconds * world_size * 1e12)
 
 
-def _passes(model: ModelSection) -> int:
-    return 4 if model.activation_checkpointing else 3
+def passes(model: ModelSection) -> float:
+    """What a step costs, in forward passes: one, a backward pass worth two, and what of the blocks is recomputed."""
+    whole = model.layers * _block_forward(model, model.sequence_length)
+    return 3 + _recomputed_forward(model, model.sequence_length) / whole
 
 
 def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> float:
@@ -193,17 +196,27 @@ def model_flops(
 def hardware_flops(
     model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
 ) -> int:
-    """Operations carried out: `model_flops`, and one more forward pass of the blocks under activation checkpointing."""
+    """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
     needed = model_flops(model, padded_vocabulary_size, samples, sequence_length)
-    if not model.activation_checkpointing:
-        return needed
-    return needed + samples * model.layers * _block_forward(model, sequence_length or model.sequence_length)
+    return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
+
+
+def _recomputed_forward(model: ModelSection, length: int) -> int:
+    """Operations that the backward pass of one sample does over again."""
+    selective = model.recompute_granularity == "selective"
+    each = _attention_forward(model, length) if selective else _block_forward(model, length)
+    return recomputed_blocks(model) * each
 
 
 def _block_forward(model: ModelSection, length: int) -> int:
     """Operations of one block for one sample: four attention matrices, two feed-forward ones, scores and their use."""
     hidden, heads = model.hidden_size, attention_width(model)
-    return length * (8 * hidden * heads + 4 * hidden * model.ffn + 4 * length * heads)
+    return length * (8 * hidden * heads + 4 * hidden * model.ffn) + _attention_forward(model, length)
+
+
+def _attention_forward(model: ModelSection, length: int) -> int:
+    """Operations of one block's attention scores and their use, for one sample."""
+    return 4 * length * length * attention_width(model)
 
 
 def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:

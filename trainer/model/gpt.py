@@ -22,11 +22,11 @@ from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import Rotary
+from trainer.model.recompute_choice import recomputed_part
 from trainer.shard import sharding_of
 
 TIED_KEY = "embedding"
 TIED_NAME = "embedding.word.weight"
-CHECKPOINTABLE_LAYERS = (TransformerBlock.__name__,)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ def gpt_layers(
     if model.hidden_dropout > 0.0:
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
     block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
-    layers += [Layer(TransformerBlock, block, f"blocks.{index}.") for index in range(model.layers)]
+    layers += [
+        Layer(TransformerBlock, (*block, recomputed_part(model, index)), f"blocks.{index}.")
+        for index in range(model.layers)
+    ]
     layers.append(Layer(LayerNorm, norm, "final_norm."))
     layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
     return layers

@@ -14,6 +14,7 @@ from trainer.config_model import ModelSection, OptimizerSection, ParallelSection
 from trainer.model import flops
 from trainer.model.kernel_choice import KernelName
 from trainer.model.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+from trainer.model.recompute_choice import recomputed_between, recomputed_part
 
 RESERVED = 2 << 30  # CUDA context, NCCL's buffers, the allocator's rounding: assumed
 REDUCE_BUCKET = 1 << 26  # elements that DeepSpeed sums fp16 and fp32 gradients in
@@ -141,30 +142,45 @@ def _activations(shape: Shape, stage: flops.Stage, size: int, in_flight: int) ->
     kept = tokens * model.hidden_size * shape.width
     if shape.parallel.sequence_parallel or model.partition_activations:
         kept //= shape.parallel.tensor
-    block = kept if model.activation_checkpointing else _block(shape, size)
     ends = unit  # the stage's own output
     if stage.embedding:
         ends += unit if model.embedding_layernorm else 0
         ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
     if stage.head:
         ends += tokens * model.hidden_size * shape.width  # the final LayerNorm's output
-    return in_flight * (stage.blocks * block + ends)
+    held = {"nothing": _block(shape, size), "attention": _outside_attention(shape, size), "block": kept}
+    recomputed = recomputed_between(model, stage.first_block, stage.blocks)
+    part = "attention" if model.recompute_granularity == "selective" else "block"
+    return in_flight * (recomputed * held[part] + (stage.blocks - recomputed) * held["nothing"] + ends)
 
 
 def _block(shape: Shape, size: int) -> int:
     """What one block keeps of one micro batch without recomputation."""
+    return _outside_attention(shape, size) + _inside_attention(shape, size)
+
+
+def _outside_attention(shape: Shape, size: int) -> int:
+    """Of it, what does not lie between attention's two projections, with the results of both."""
     model, parts = shape.model, shape.parallel.tensor
     tokens = size * model.sequence_length
     heads = flops.attention_width(model)
     columns = 4 * shape.stream + (3 * heads + heads + 2 * model.ffn) // parts
-    if shape.kind == "cpu":
-        columns += heads // parts  # strips are joined to a second copy of the mixed values
-    if model.position_embedding == "rotary":
-        columns += 2 * heads // parts
     kept = tokens * columns * shape.width
     if model.hidden_dropout > 0.0:
         kept += 2 * tokens * shape.stream * shape.mask
-    kept += 4 * tokens * (4 + model.attention_heads // parts)  # statistics of LayerNorms and of the soft-max, fp32
+    return kept + 4 * tokens * 4  # statistics of LayerNorms, fp32
+
+
+def _inside_attention(shape: Shape, size: int) -> int:
+    """What one block keeps between attention's projections, of one micro batch without recomputation."""
+    model, parts = shape.model, shape.parallel.tensor
+    tokens = size * model.sequence_length
+    heads = flops.attention_width(model)
+    columns = 2 * heads // parts if model.position_embedding == "rotary" else 0
+    if shape.kind == "cpu":
+        columns += heads // parts  # strips are joined to a second copy of the mixed values
+    kept = tokens * columns * shape.width
+    kept += 4 * tokens * (model.attention_heads // parts)  # statistics of the soft-max, fp32
     if shape.attention == "math":
         scores = tokens * model.sequence_length * model.attention_heads // parts
         kept += scores * (shape.width if model.attention_dropout == 0.0 else 2 * shape.width + 1)
@@ -178,8 +194,9 @@ def _working(shape: Shape, stage: flops.Stage, size: int) -> tuple[Part, ...]:
     matrix = model.hidden_size * max(model.ffn, 3 * flops.attention_width(model)) // shape.parallel.tensor
     block = _handed_over(shape, matrix)
     block += tokens * shape.width * (3 * shape.stream + 2 * model.ffn // shape.parallel.tensor)
-    if model.activation_checkpointing:
-        block += _block(shape, size)
+    # A recomputed block before the last one takes the place of one whose backward pass is over.
+    last = recomputed_part(model, stage.first_block + stage.blocks - 1)
+    block += {"nothing": 0, "attention": _inside_attention(shape, size), "block": _block(shape, size)}[last]
     if shape.parallel.sequence_parallel:
         # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of which the last may not
         # be freed yet, and the head's.

@@ -199,8 +199,9 @@ SPECIFIED = """
 --dataloader-type --tokenizer-type --tokenizer-name-or-path --reset-position-ids --reset-attention-mask --eod-mask-loss
 --zero-stage --eval-only --inference --log-level --log-level-replica --codecarbon-dir --seed --deepspeed
 --deepspeed_config --distributed-backend --tensor-model-parallel-size --pipeline-model-parallel-size --optimizer
---vocab-file --merge-file
+--vocab-file --merge-file --recompute-activations --recompute-granularity --recompute-method --recompute-num-layers
 """
+RECOMPUTE_BLOCK = "--recompute-granularity full --recompute-method block"
 
 
 def test_every_option_has_a_rule_and_every_key_is_one_of_the_card() -> None:
@@ -240,6 +241,14 @@ def test_every_option_has_a_rule_and_every_key_is_one_of_the_card() -> None:
         ("--no-log-learnig-rate-to-tensorboard", "logging.tensorboard_learning_rate", False),
         ("--seed 1 --seed 7", "run.seed", 7),
         ("--make-vocab-size-divisible-by 64", "tokenizer.divisible_by", 64),
+        ("--recompute-activations", "model.activation_checkpointing", True),
+        ("--recompute-activations", "model.recompute_granularity", "selective"),
+        ("--recompute-granularity selective", "model.activation_checkpointing", True),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 1", "model.recompute_granularity", "full"),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 1", "model.recompute_blocks", 1),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 99", "model.recompute_blocks", 2),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+         "model.activation_checkpointing", True),
     ],
 )  # fmt: skip
 def test_options_become_keys(options: str, key: str, value: object) -> None:
@@ -261,6 +270,8 @@ def test_options_become_keys(options: str, key: str, value: object) -> None:
         ("--swiglu", "another model"),
         ("--num-layer 3", "did it mean --num-layers?"),
         ("--eval-only False", "use `tr11 eval`"),
+        ("--recompute-granularity half", "is none of full, selective"),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers few", "give --set model.recompute_blocks=..."),
         ("-- stray", "belongs to no option"),
     ],
 )
