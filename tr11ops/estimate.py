@@ -10,7 +10,7 @@ from typing import Any
 
 from tr11ops.attention import attention_of
 from tr11ops.exit_duration import exit_plan
-from tr11ops.gpu_memory import memory_of
+from tr11ops.gpu_memory import least_recomputed, memory_of
 from tr11ops.runcard import RunCard
 from tr11ops.runcard_checks import card_warnings
 from tr11ops.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
@@ -18,6 +18,7 @@ from trainer.learning_rate import plan_of
 from trainer.model import flops
 from trainer.model.kernel_choice import KernelChoice
 from trainer.model.memory import WorkerMemory
+from trainer.model.recompute_choice import recomputed_blocks
 from trainer.schedule import BatchLevel, TrainingPath, path_of
 
 SCHEMA = 1
@@ -112,6 +113,8 @@ class Estimate:
     worker_state_bytes: int | None
     worker_memory: WorkerMemory | None  # at the peak of a step; None where only the engine knows the stages
     gpu_memory_gb: float | None
+    recomputed_blocks: int  # of the model, wholly or in part
+    least_recomputed_blocks: int | None  # that fit `gpu_memory_gb`; None where that is not known or none do
     save_copy_bytes: int | None  # host memory of each node, on average; None where saves are not asynchronous
     attention: KernelChoice
     duration: Duration | None
@@ -187,6 +190,8 @@ def estimate(
         worker_state_bytes=_largest_worker(card, stages),
         worker_memory=memory_of(card),
         gpu_memory_gb=card.slurm.gpu_memory_gb,
+        recomputed_blocks=recomputed_blocks(model),
+        least_recomputed_blocks=least_recomputed(card),
         save_copy_bytes=_save_copy(card, count.total),
         attention=attention_of(card),
         duration=_duration(card, path, speed, asked_attempts),

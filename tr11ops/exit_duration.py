@@ -98,7 +98,7 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
 
 
 def _evaluation_seconds(card: RunCard, step: float) -> float:
-    """Forward passes of every validation set: a quarter of a step each where all is recomputed, a third where nothing is.
+    """Forward passes of every validation set: a quarter of a step each, a third where nothing is recomputed.
 
     29 sets of one batch of the original make 12.7 minutes, which took 12. Groups in a file count as one.
     """

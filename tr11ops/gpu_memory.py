@@ -37,6 +37,22 @@ def memory_of(card: RunCard) -> WorkerMemory | None:
     return worker_memory(shape_of(card))
 
 
+def least_recomputed(card: RunCard) -> int | None:
+    """The fewest blocks, of the card's own granularity, whose recomputation lets the workers fit without being tight.
+
+    None where all do not suffice, or where the card does not say how large its GPUs are.
+    """
+    stated, layers = card.slurm.gpu_memory_gb, card.model.layers
+    if not card.slurm.gpus_per_node or stated is None or memory_of(card) is None:
+        return None
+    limit = TIGHT_SHARE * stated * 2**30
+    return next((blocks for blocks in range(layers + 1) if _total(_recomputing(card, blocks)) <= limit), None)
+
+
+def _recomputing(card: RunCard, blocks: int) -> RunCard:
+    return _with(card, "model", activation_checkpointing=blocks > 0, recompute_blocks=blocks or None)
+
+
 def memory_checks(card: RunCard) -> Iterator[Check]:
     """Refuse a card whose workers cannot fit; nothing where the card does not say how large its GPUs are."""
     stated, found = card.slurm.gpu_memory_gb, memory_of(card)

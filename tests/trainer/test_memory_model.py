@@ -75,7 +75,7 @@ NARROW = {"hidden_size": 128, "sequence_length": 256}  # activations weigh as mu
 ALONE = {
     "logits": card(8192, **NARROW),
     "recomputed": card(8192, layers=6, activation_checkpointing=True, **NARROW),
-    "some recomputed": card(8192, layers=6, activation_checkpointing=True, recompute_blocks=2, **NARROW),
+    "some recomputed": card(64, layers=6, activation_checkpointing=True, recompute_blocks=2, **NARROW),
     "attention recomputed": card(
         64, layers=3, activation_checkpointing=True, recompute_granularity="selective", **NARROW
     ),

@@ -28,6 +28,8 @@ def test_blocks_are_dealt_evenly(layers: int, blocks: int, stages: int) -> None:
     each = layers // stages
     counts = [recomputed_between(card, stage * each, each) for stage in range(stages)]
     assert max(counts) - min(counts) <= 1
+    for stage, count in enumerate(counts):
+        assert count == chosen[stage * each : (stage + 1) * each].count("block")
 
 
 def test_none_and_all_are_what_the_switch_alone_says() -> None:

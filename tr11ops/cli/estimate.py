@@ -215,7 +215,11 @@ def _memory(found: Estimate) -> Table | None:
     rows = [(part.name, size(part.bytes), f"{part.bytes / memory.total:.1%}") for part in held]
     limit = "" if found.gpu_memory_gb is None else f"of {found.gpu_memory_gb:g} GiB"
     total = ("at the peak", size(memory.total), limit)
-    return _table(f"Memory of a worker of stage {memory.stage}, micro batch {memory.micro_batch}", [total, *rows], 42)
+    least = found.least_recomputed_blocks
+    fits = "" if least is None else f"{least} would fit"
+    recomputed = ("blocks recomputed", str(found.recomputed_blocks), fits)
+    title = f"Memory of a worker of stage {memory.stage}, micro batch {memory.micro_batch}"
+    return _table(title, [total, *rows, recomputed], 42)
 
 
 def _time_rows(duration: Duration | None) -> list[Row]:

@@ -19,13 +19,11 @@ from trainer.model.random import tensor_region
 class SelfAttention(nn.Module):
     """Query, key and value in one projection: rows [heads, 3, head size], so a slice of rows is whole heads.
 
-    `kernel` and `rotary` (None unless positions are rotary) are shared by all blocks of a worker. `recompute`: what lies
-    between the two projections is computed again in the backward pass; only the projection is kept of it.
+    `kernel` and `rotary` (None unless positions are rotary) are shared by all blocks of a worker. `recompute`: what
+    lies between the two projections is computed again in the backward pass, which keeps the first one's result alone.
     """
 
-    def __init__(
-        self, model: ModelSection, mesh: Mesh, kernel: Kernel, rotary: Rotary | None, recompute: bool = False
-    ):
+    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, rotary: Rotary | None, recompute: bool = False):
         super().__init__()
         width = model.attention_heads * model.head_size
         self.mesh = mesh

@@ -29,4 +29,9 @@ def recomputed_blocks(model: ModelSection) -> int:
 
 def recomputed_between(model: ModelSection, first: int, count: int) -> int:
     """How many of the `count` blocks from `first` on are recomputed."""
-    return sum(recomputed_part(model, block) != "nothing" for block in range(first, first + count))
+    return _recomputed_before(model, first + count) - _recomputed_before(model, first)
+
+
+def _recomputed_before(model: ModelSection, block: int) -> int:
+    chosen = recomputed_blocks(model)
+    return (block - 1) * chosen // model.layers + 1 if block and chosen else 0

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tr11ops.gpu_memory import changes, memory_checks, memory_of
+from tr11ops.gpu_memory import changes, least_recomputed, memory_checks, memory_of
 from tr11ops.launch.check import Check, Level
 from tr11ops.runcard import RunCard, broken_rules, load_card, shipped_folder
 
@@ -64,6 +64,22 @@ def test_changes_that_help_only_together_are_named_together() -> None:
     assert check.level is Level.REFUSED and check.fix.startswith("set ") and check.fix.endswith(" together")
     hopeless = checked("slurm.gpu_memory_gb=2")
     assert hopeless.fix == "use GPUs with more memory, or a smaller model"
+
+
+@pytest.mark.parametrize("granularity", ["full", "selective"])
+def test_the_fewest_recomputed_blocks_fit_and_one_fewer_does_not(granularity: str) -> None:
+    """Selective recomputation drops nothing that torch's fused kernels keep: it cannot make this card fit."""
+    recomputing = ["model.activation_checkpointing=true", f"model.recompute_granularity={granularity}"]
+    whole = card(*recomputing, "slurm.gpu_memory_gb=80")
+    least = least_recomputed(whole)
+    if granularity == "selective":
+        assert least is None
+        return
+    assert least is not None and 0 < least < whole.model.layers
+    assert checked(*recomputing, f"model.recompute_blocks={least}").level is Level.OK
+    assert checked(*recomputing, f"model.recompute_blocks={least - 1}").level is Level.WARNING
+    assert least_recomputed(card("slurm.gpu_memory_gb=200")) == 0
+    assert least_recomputed(card("slurm.gpu_memory_gb=2")) is None
 
 
 def test_every_change_is_a_sound_card_that_needs_less() -> None:
