@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from tr11ops.evidence import TAIL_BYTES, cause, observed, tail_lines
 from tr11ops.snapshot import Attempt, Observed, Unknown
-from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
+from tr11ops.training import Corruption, Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.contract import RunPaths, read_json
+from trainer.corruption import Suspect
 from trainer.phases import PhaseRecord, parse_phase
 from trainer.state_file import open_for_reading
 
@@ -38,6 +39,7 @@ class TrainingEvidence:
     logs: Observed[tuple[LogFile, ...]]
     node_warnings: Observed[tuple[NodeWarning, ...]]
     launch_ends: Observed[tuple[LaunchEnd, ...]]
+    corruptions: Observed[tuple[Corruption, ...]]
 
 
 def training_facts(card: RunCard) -> TrainingFacts:
@@ -56,7 +58,9 @@ def training_facts(card: RunCard) -> TrainingFacts:
 def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingEvidence:
     """Everything here, of the attempts that were seen."""
     if isinstance(attempts, Unknown):
-        return TrainingEvidence(attempts, read_events(paths), read_logs(paths), attempts, attempts)
+        return TrainingEvidence(
+            attempts, read_events(paths), read_logs(paths), attempts, attempts, read_corruptions(paths)
+        )
     newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
     return TrainingEvidence(
         phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
@@ -64,12 +68,13 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
         logs=read_logs(paths),
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
         launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
+        corruptions=read_corruptions(paths),
     )
 
 
 def unseen_training(why: Unknown) -> TrainingEvidence:
     """The same where the run directory itself cannot be seen."""
-    return TrainingEvidence(why, why, why, why, why)
+    return TrainingEvidence(why, why, why, why, why, why)
 
 
 def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
@@ -158,6 +163,23 @@ def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarni
                 if check["result"] in OTHER_RESULTS:
                     found.append(NodeWarning(path.stem, str(check["name"]), str(check["result"]), str(check["why"])))
         return tuple(found)
+
+    return observed(read)
+
+
+def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
+    """The suspects of every check of the arithmetic that found some, oldest first."""
+
+    def read() -> tuple[Corruption, ...]:
+        found: list[Corruption] = []
+        for path in paths.corruptions.glob("*.json"):
+            value = read_json(path) or {}
+            for entry in value.get("suspects", ()):
+                suspect = Suspect(int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"])
+                when, iteration = float(value["time"]), int(value["iteration"])
+                certain = suspect.how != "undecided"
+                found.append(Corruption(suspect.host, suspect.rank, when, iteration, certain, str(suspect)))
+        return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
 
     return observed(read)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.operation import ClockReading, CopyStatus, Hold, LeastUsed, OperationFacts, ShutFolder
 from tr11ops.rundir import Submission
-from tr11ops.training import Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
+from tr11ops.training import Corruption, Event, LaunchEnd, LogFile, NodeWarning, Phase, TrainingFacts
 from trainer.checkpoint.resumable import ResumeNeed
 from trainer.contract import EndMarker, Heartbeat, StepRecord
 
@@ -194,6 +194,7 @@ class Snapshot:
     events: Observed[tuple[Event, ...]] = ()  # oldest first
     logs: Observed[tuple[LogFile, ...]] = ()
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
+    corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
     launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempts, the newest of them first
     ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
     holds: Observed[tuple[Hold, ...]] = ()
@@ -240,7 +241,7 @@ class Snapshot:
             "jobs", "nodes", "steps", "heartbeats", "attempts",
             "checkpoints", "kill_switch", "pause", "exclusions", "submissions", "phases", "events", "logs",
             "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs", "chains", "usage", "clocks",
-            "clock_ahead", "least_used", "shut_folders", "damaged_files",
+            "clock_ahead", "least_used", "shut_folders", "damaged_files", "corruptions",
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, Unknown):

@@ -84,6 +84,7 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile(
         "state/filesystems/usage.jsonl", "aside", "how full the file systems were is not known", None, LARGEST_BYTES
     ),
+    StateFile("state/corruption/*.json", "aside", "whom that check of the arithmetic suspected is not known"),
     StateFile("state/recovery.json", "a person", "nothing is resumed: which data to pass over is not known"),
     StateFile(
         "journal/*.jsonl", "aside", "what it said is not known; writers go on in another file", None,

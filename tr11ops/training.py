@@ -77,6 +77,21 @@ class LaunchEnd:
 
 
 @dataclass(frozen=True)
+class Corruption:
+    """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an attempt.
+
+    `certain`: it differs from itself, or from replicas that agree; else it or another one is wrong. `why` is in words.
+    """
+
+    node: str
+    rank: int
+    time: float
+    iteration: int
+    certain: bool
+    why: str
+
+
+@dataclass(frozen=True)
 class NodeWarning:
     """What a health check of a node said before the newest attempt's workers began there, where it was not fine."""
 

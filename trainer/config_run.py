@@ -32,6 +32,18 @@ class RunSection(Section):
         default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration"
     )
     expect_resume: bool = Field(default=False, description="refuse to start from random weights")
+    deterministic: bool = Field(
+        default=False,
+        description="only kernels that repeat bit for bit: GPUs are slower in the backward pass of attention and"
+        " embedding, and an operation without such a kernel ends the training",
+    )
+    corruption_interval: int | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_ITERATIONS,
+        description="compare every worker's arithmetic with itself and other replicas every so many iterations, at the"
+        " cost of some four micro batches; default: never",
+    )
 
 
 DEFAULT_INTERVAL_MINUTES = 60.0

@@ -159,6 +159,11 @@ class RunPaths:
         """A rank's own seconds in forward, backward and optimizer: see `trainer.compute_record`."""
         return self.attempt(job_id) / "compute" / f"rank-{rank}.json"
 
+    @property
+    def corruptions(self) -> Path:
+        """One file for each check in which workers' results differed: see `trainer.corruption`."""
+        return self.state / "corruption"
+
     def stop_request(self, job_id: str) -> Path:
         """A file whose existence asks this attempt, and no other, to save and leave."""
         return self.attempt(job_id) / STOP_REQUEST_FILE

@@ -41,6 +41,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
 
 from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
 from trainer.config import CardError, Problem, TrainerConfig
+from trainer.corruption_check import Stage
 from trainer.groups import START_TIMEOUT
 from trainer.guard import disagreements, not_finite, square_sum
 from trainer.mesh import Mesh
@@ -150,6 +151,8 @@ class Engine:
         self._watch = watch
         self.compute = compute
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
+        self._modules = [module for _, module in stage]
+        self._last_batch: Batch | None = None
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
@@ -233,7 +236,7 @@ class Engine:
             engine.set_train_batch_size(global_batch_size)
         if length != self.config.model.sequence_length:
             batches = _cut(batches, length)
-        batches = self._counted(batches)
+        batches = self._kept(self._counted(batches))
         seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
@@ -292,6 +295,28 @@ class Engine:
         if end is None or not self.config.data.mask_end_of_document_loss:
             return batches
         return ((tokens, labels_without_ends(tokens, labels, end)) for tokens, labels in batches)
+
+    def _kept(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, the last of which `stage` can show."""
+        for batch in batches:
+            self._last_batch = batch
+            yield batch
+
+    def stage(self) -> Stage:
+        """What this worker computes of a micro batch, as in the last step. Raises RuntimeError before the first."""
+        if self._shape is None:
+            raise RuntimeError("no step was trained yet: the shape of a micro batch is not known")
+        pipeline, rules = self._pipeline.module, DocumentRules.of(self.config.data)
+        return Stage(
+            pipeline,
+            pipeline.forward_funcs,
+            [list(module.parameters()) for module in self._modules],
+            pipeline.loss_fn if self.mesh.is_last_stage else None,
+            self._last_batch,
+            self._shape,
+            self.config.model.hidden_size,
+            None if rules is None else rules.end_id,
+        )
 
     def _expect(self, micro_batch: int, length: int) -> None:
         """Let the stages agree again on the shape of what they send, when it is about to change."""

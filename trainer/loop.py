@@ -20,6 +20,7 @@ from trainer.compute_record import ComputeRecord
 from trainer.config import CardError, TrainerConfig
 from trainer.config_rules import cross_problems
 from trainer.contract import StepRecord
+from trainer.corruption_watch import CorruptionWatch, choose_kernels
 from trainer.curriculum import sequence_length_at
 from trainer.data.stream import EmptyStream, MicroBatchStream
 from trainer.debug.dump import DebugDumps
@@ -82,6 +83,7 @@ class Trainer:
         """The whole attempt; returns the end reason."""
         config = self.config
         self.heartbeat.beat("starting", 0)
+        choose_kernels(config.run)
         self.device = worker_device()
         init_distributed(self.device, timedelta(minutes=config.parallel.start_timeout_minutes))
         self._closers.append(_leave_group)
@@ -202,6 +204,7 @@ class Trainer:
         self.metrics.open()
         self.profiler = StepProfiler(config.paths, self.attempt, (self.rank, self.world_size), self.device)
         self.compute = ComputeRecord(config.paths, self.attempt, self.rank)
+        self.corruption = CorruptionWatch(config, self.mesh, self.attempt, self._say)
         self._closers.append(self.metrics.close)
         self.metrics.settings(config.model_dump(mode="json"), self.progress.iteration)
 
@@ -239,6 +242,7 @@ class Trainer:
             result = self._step(interval)
             self._hear_of_saves()
             iteration = self.progress.iteration
+            self.corruption.after_step(iteration, self.engine)
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
                 interval = Interval()

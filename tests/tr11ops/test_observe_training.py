@@ -18,6 +18,7 @@ from tr11ops.evidence_training import (
     EVENTS_KEPT,
     PHASES_HEAD_BYTES,
     PHASES_TAIL_BYTES,
+    read_corruptions,
     read_events,
     read_launch_ends,
     read_logs,
@@ -184,6 +185,21 @@ def test_warnings_of_the_newest_attempts_nodes(paths: RunPaths) -> None:
     assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [("n02", "throttling", "hot")]
     write_json(paths.attempt("7") / "nodes" / "n03.json", {"checks": [3]})
     assert isinstance(read_node_warnings(paths, "7"), Unknown)
+
+
+def test_suspects_of_every_check_oldest_first(paths: RunPaths) -> None:
+    assert read_corruptions(paths) == ()
+    for name, when, how in (("7-1-20", 20.0, "undecided"), ("6-1-10", 10.0, "repeat")):
+        suspect = {"rank": 3, "host": f"n{name[0]}", "gpu": "GPU 3", "how": how}
+        value = {"time": when, "iteration": int(when), "suspects": [suspect], "job_id": "7", "launch": 1}
+        write_json(paths.corruptions / f"{name}.json", value)
+    found = read_corruptions(paths)
+    assert isinstance(found, tuple)
+    assert [(one.node, one.iteration, one.certain) for one in found] == [("n6", 10, True), ("n7", 20, False)]
+    assert found[0].why == "rank 3 on n6 (GPU 3) computed the same micro batch twice, with different results"
+    assert see_training(paths, ()).corruptions == found
+    (paths.corruptions / "8-1-1.json").write_text('{"suspects": [3]}')
+    assert isinstance(read_corruptions(paths), Unknown)
 
 
 def test_the_ends_of_launches(paths: RunPaths) -> None:

@@ -21,6 +21,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
         ".cpu()",
     ): "a save in the original's layout, which stands still",
     ("checkpoint/randomness.py", "restore", ".tolist()"): "numpy's and Python's own state, at a load",
+    ("corruption_check.py", "_compute", ".tolist()"): "once a check of the arithmetic, which the card asks for",
     ("debug/dump.py", "_save_tensors", ".cpu()"): "a dump that was asked for",
     ("debug/fingerprint.py", "state_digest", ".cpu()"): "a dump that was asked for",
     ("engine.py", "Engine._of_first_rank", ".tolist()"): "loss and norm of the step, once a step, in host memory",

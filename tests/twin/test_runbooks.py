@@ -565,6 +565,19 @@ def clock_skew(scene: Scene) -> None:
     assert last not in scene.train().nodes
 
 
+@scenario("silent-corruption")
+def silent_corruption(scene: Scene) -> None:
+    """A check of the arithmetic has found a worker that differs from itself."""
+    job = scene.train()
+    last = job.nodes[-1]
+    record = scene.paths.corruptions / f"{job.raw_id}-1-2.json"
+    suspect = {"rank": 3, "host": last, "gpu": "GPU 3", "how": "repeat"}
+    write_json(record, {"time": time.time(), "job_id": job.raw_id, "launch": 1, "iteration": 2, "suspects": [suspect]})
+    scene.treat("silent-corruption", NODE=last)
+    assert last not in scene.train().nodes
+    record.unlink()
+
+
 # ----------------------------------------------------------------------------- the training's numbers
 @scenario("loss-not-finite", "loss-spike", "gradient-norm")
 def wild_numbers(scene: Scene) -> None:

@@ -24,6 +24,7 @@ _SAME = {"resubmit": ("launch",), "release": ("release", "resume"), "cancel": ("
 # What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
     "node-lost": "The job goes on without the node: on a spare, or in the next task.",
+    "silent-corruption": "The training goes on, with that node until it is excluded.",
     "slow-node": "The training goes on, slower.",
     "slow": "The training goes on, slower.",
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",

@@ -53,7 +53,7 @@ WHATS = frozenset({
     "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
     "phases", "events", "logs", "node_warnings", "ended_jobs", "holds", "backup", "sync", "periodic_jobs", "chains",
     "usage", "clocks", "least_used", "latest", "alerts", "launch", "best_throughput", "copying",
-    "restore_drill",
+    "restore_drill", "corruptions",
 })  # fmt: skip
 OTHER = "other"
 LOOK = "look"  # at all

@@ -34,6 +34,7 @@ from tr11ops.detect import (
     purge_near,
     queued_too_long,
     secret_in_log,
+    silent_corruption,
     switch_unseen,
     sync_overdue,
 )
@@ -61,6 +62,7 @@ OPERATION = (
     copy_damaged,
     sync_overdue,
     secret_in_log,
+    silent_corruption,
     filesystem_full,
     filesystem_filling,
     purge_near,

@@ -42,6 +42,7 @@ IDENTITY = {  # what of a finding is its identity
     "loss-spike": ONE,
     "gradient-norm": ONE,
     "counters-jump": "iteration",
+    "silent-corruption": "node",
     "slow": ONE,
     "slow-node": "node",
     "log-not-growing": ONE,

@@ -60,6 +60,7 @@ from tr11ops.detect import (
     queued_too_long,
     registry,
     secret_in_log,
+    silent_corruption,
     switch_unseen,
     sync_overdue,
 )
@@ -68,7 +69,7 @@ from tr11ops.operation import CopyStatus, FoundSecret, Hold, LeastUsed, ShutFold
 from tr11ops.report.status_care import nodes as row_of_nodes
 from tr11ops.report.status_surroundings import NodeUse, Surroundings, node_use
 from tr11ops.snapshot import Checkpoint, Damage, Exclusion, KillSwitch, Snapshot
-from tr11ops.training import LaunchEnd
+from tr11ops.training import Corruption, LaunchEnd
 
 
 def test_a_clean_operation_has_no_findings() -> None:
@@ -81,7 +82,18 @@ def test_a_card_that_asks_for_nothing_is_never_told_anything() -> None:
     assert not spoken & {detector.NAME for detector in OPERATION}
 
 
+WRONG = (Corruption("n07", 25, NOW - HOUR, 31_000, True, "rank 25 on n07 (GPU 1) has another result"),)
+UNDECIDED = tuple(Corruption(f"n0{node}", node, NOW - HOUR, 31_000, False, "no third decides") for node in (7, 8))
 BAD = (LaunchEnd("1007", 1, NOW - HOUR, "Xid 79 on n20", "launch 2 starts without it", ("n20",)),)
+
+
+def test_a_wrong_node_is_named_with_rank_and_gpu_and_can_be_excluded() -> None:
+    (finding,) = silent_corruption.detect(operated(corruptions=WRONG))
+    assert (finding.subject, finding.title) == ("n07", "n07 computes wrongly")
+    assert finding.evidence == ("iteration 31000: rank 25 on n07 (GPU 1) has another result", "last found 1 h 00 min ago")
+    assert finding.fix.startswith("tr11 nodes exclude") and finding.fix.endswith("n07")
+    titles = [found.title for found in silent_corruption.detect(operated(corruptions=UNDECIDED))]
+    assert titles == ["n07 or another node computes wrongly", "n08 or another node computes wrongly"]
 
 
 def test_a_bad_node_that_the_cap_leaves_in_use_is_named_and_is_no_spare() -> None:
@@ -257,6 +269,12 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("for 28 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 28 * DAY),)), purge_near, ["CRITICAL"]),
     ("for 40 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 40 * DAY),)), purge_near, ["CRITICAL"]),
     ("the site deletes nothing", operated(least_used=(LeastUsed("d", Path("/a"), 0.0),), facts=facts(purge_days=None)), purge_near, []),
+    # a node that computes wrongly
+    ("no suspect", operated(corruptions=()), silent_corruption, []),
+    ("a suspect", operated(corruptions=WRONG), silent_corruption, ["CRITICAL"]),
+    ("two without a third", operated(corruptions=UNDECIDED), silent_corruption, ["CRITICAL"] * 2),
+    ("suspects that are excluded", operated(corruptions=UNDECIDED, exclusions=excluded(8)), silent_corruption, []),
+    ("unknown whether excluded", operated(corruptions=WRONG, exclusions=UNKNOWN), silent_corruption, []),
     # exclusions: 52 nodes, 48 needed, so at most 4 of the 6 that 10 % would be
     ("two of four", operated(exclusions=excluded(2)), exclusion_cap, []),
     ("three of four", operated(exclusions=excluded(3)), exclusion_cap, ["INFO"]),
