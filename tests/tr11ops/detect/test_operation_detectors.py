@@ -90,7 +90,10 @@ BAD = (LaunchEnd("1007", 1, NOW - HOUR, "Xid 79 on n20", "launch 2 starts withou
 def test_a_wrong_node_is_named_with_rank_and_gpu_and_can_be_excluded() -> None:
     (finding,) = silent_corruption.detect(operated(corruptions=WRONG))
     assert (finding.subject, finding.title) == ("n07", "n07 computes wrongly")
-    assert finding.evidence == ("iteration 31000: rank 25 on n07 (GPU 1) has another result", "last found 1 h 00 min ago")
+    assert finding.evidence == (
+        "iteration 31000: rank 25 on n07 (GPU 1) has another result",
+        "last found 1 h 00 min ago",
+    )
     assert finding.fix.startswith("tr11 nodes exclude") and finding.fix.endswith("n07")
     titles = [found.title for found in silent_corruption.detect(operated(corruptions=UNDECIDED))]
     assert titles == ["n07 or another node computes wrongly", "n08 or another node computes wrongly"]
