@@ -143,7 +143,8 @@ def head_case(mesh: Mesh, dtype: torch.dtype, pieces: int) -> tuple[float, Tenso
     return value.item(), hidden.grad, embedding.weight.grad, quiet.item()
 
 
-def head_on_ranks(dtype: torch.dtype, pieces: int) -> tuple[float, Tensor, Tensor, float]:
+def head_on_ranks(dtype: torch.dtype, pieces: int, in_cache: tuple[str, ...]) -> tuple[float, Tensor, Tensor, float]:
+    loss.BOUND_BY_ARITHMETIC = in_cache  # a rank is a process of its own
     return head_case(Mesh.create(tiny(1, 2).parallel, CPU), dtype, pieces)
 
 
@@ -162,11 +163,18 @@ def plain_head(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
 
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("in_cache", [("cpu",), ()], ids=["in-cache", "fused"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_loss_and_gradients_equal_plain_cross_entropy(
-    dtype: torch.dtype, tolerance: float, native: bool, pieces: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    tolerance: float,
+    in_cache: tuple[str, ...],
+    native: bool,
+    pieces: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32."""
+    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32; in either form of soft-max."""
+    monkeypatch.setattr(loss, "BOUND_BY_ARITHMETIC", in_cache)
     monkeypatch.setattr(matmul, "_is_native", lambda dtype: native)
     expected, hidden_gradient, weight_gradient = plain_head(dtype)
     value, hidden, weight, quiet = head_case(ALONE, dtype, pieces)
@@ -204,10 +212,10 @@ def test_loss_scales_beyond_fp16_are_multiplied_in_fp32(monkeypatch: pytest.Monk
     torch.testing.assert_close(embedding.weight.grad[0].float(), torch.full((2,), -0.75 * 32 * 256), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_loss_over_tensor_ranks(pieces: int) -> None:
+@pytest.mark.parametrize(("pieces", "in_cache"), [(1, ("cpu",)), (3, ())])
+def test_loss_over_tensor_ranks(pieces: int, in_cache: tuple[str, ...]) -> None:
     expected, hidden_gradient, weight_gradient = plain_head(torch.float32)
-    ranks = run_ranks(head_on_ranks, 2, torch.float32, pieces)
+    ranks = run_ranks(head_on_ranks, 2, torch.float32, pieces, in_cache)
     for value, hidden, _, quiet in ranks:
         assert value == ranks[0][0] and quiet == value
         assert value == pytest.approx(expected, abs=2e-6)

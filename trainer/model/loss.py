@@ -1,10 +1,13 @@
 """The output projection and its cross-entropy as one step, in pieces, never holding all logits in fp32.
 
 The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece of tokens: logits,
-soft-max statistics (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states
-and of the weight, so that nothing is recomputed in the backward pass. The gradients of the loss wait until the
-backward pass asks for them. They are those of the sum of all tokens' losses: the mean's divisor and the loss scale of
-fp16 are one factor in fp32 there. Divided before, a probability below 1.2e-4 (of 2048 tokens) would be zero in fp16.
+soft-max (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states and of the
+weight, so that nothing is recomputed in the backward pass. A piece's logits are made once and become their own
+gradient. The weight's gradient is summed over pieces, so on a GPU pieces are as large as memory allows, mostly one.
+
+The gradients of the loss wait until the backward pass asks for them. They are those of the sum of all tokens' losses:
+the mean's divisor and the loss scale of fp16 are one factor in fp32 there. Divided before, a probability below 1.2e-4
+(of 2048 tokens) would be zero in fp16.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
 from trainer.model.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+
+BOUND_BY_ARITHMETIC = ("cpu",)  # kinds of device on which an exponential costs more than a pass over a strip in cache
 
 
 @dataclass
@@ -102,90 +107,119 @@ class _ProjectionLoss(torch.autograd.Function):
     ) -> Tensor:
         rows, ctx.slot = place
         wide = hidden.to(weight.dtype)
-        to_weight = torch.zeros_like(weight, dtype=torch.float32)
-        ctx.gradients, ctx.dtype, ctx.counted = (torch.empty_like(wide), to_weight), hidden.dtype, counted
-        return _cross_entropy(wide, weight, labels, rows, ctx.gradients) / counted
+        ctx.gradients = gradients = _Gradients(torch.empty_like(wide))
+        ctx.dtype, ctx.counted = hidden.dtype, counted
+        return _cross_entropy(wide, weight, labels, rows, gradients) / counted
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (to_hidden, to_weight), ctx.gradients = ctx.gradients, None
+        gradients, ctx.gradients = ctx.gradients, None
         factor = gradient / ctx.counted
-        ctx.slot.gradient = to_weight.mul_(factor).to(ctx.dtype)
-        return to_hidden.float().mul_(factor).to(ctx.dtype), None, None, None, None
+        ctx.slot.gradient = gradients.weight.mul_(factor).to(ctx.dtype)
+        return gradients.hidden.float().mul_(factor).to(ctx.dtype), None, None, None, None
+
+
+@dataclass
+class _Gradients:
+    """Of the sum of the tokens' losses. `weight`: of one piece as the product gave it, of several summed in fp32."""
+
+    hidden: Tensor
+    weight: Tensor | None = None
+
+    def add(self, part: slice, logits: Tensor, hidden: Tensor, weight: Tensor, counts: Tensor) -> None:
+        """Take in one piece: its logits' gradients [tokens, words], right where a token `counts` [tokens, 1]."""
+        ignored = ~counts
+        torch.mm(logits, weight, out=self.hidden[part]).masked_fill_(ignored, 0.0)
+        factors = logits.t(), hidden.masked_fill(ignored, 0.0)
+        if self.weight is None:
+            self.weight = _product(*factors)
+        elif self.weight.dtype == torch.float32 == logits.dtype:
+            self.weight.addmm_(*factors)
+        else:
+            self.weight = self.weight.float().add_(_product(*factors))
 
 
 @torch.no_grad()
-def _cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, gradients: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    """Sum of the tokens' losses; its gradients with respect to `hidden` and `weight` when given room for them.
-
-    The weight's is added to what is there, in fp32.
-    """
+def _cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, gradients: _Gradients | None) -> Tensor:
+    """Sum of the tokens' losses; its gradients with respect to `hidden` and `weight` go to `gradients`."""
     tokens, kind = hidden.shape[0], hidden.device.type
     height = min(tokens, max(1, PIECE_ELEMENTS[kind] // weight.shape[0]))
     counts = labels >= 0
-    shares = counts.float().unsqueeze(1)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     room = hidden.new_empty(height, weight.shape[0])
     for begin in range(0, tokens, height):
         part = slice(begin, begin + height)
         logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
-        losses = _softmax_losses(logits, labels[part], rows, shares[part] if gradients is not None else None)
+        losses = _softmax_losses(logits, labels[part], rows, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:
-            torch.mm(logits, weight, out=gradients[0][part])
-            _add_product(gradients[1], logits.t(), hidden[part])
+            gradients.add(part, logits, hidden[part], weight, counts[part].unsqueeze(1))
     return total
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left x right to `total` (fp32). A product in fp16 is not rounded to fp16, where a sum of tokens overflows."""
-    if left.dtype == torch.float32:
-        total.addmm_(left, right)
-    elif left.dtype == torch.bfloat16:
-        total += left @ right
-    elif left.is_cuda:
-        total += torch.mm(left, right, out_dtype=torch.float32)
-    else:
-        total.addmm_(left.float(), right.float())
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left x right. In fp32 where the factors are fp16, in which a sum of tokens overflows."""
+    if left.dtype != torch.float16:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
-def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, shares: Tensor | None) -> Tensor:
-    """Per-token losses (fp32) of a piece's logits; those are overwritten, by their gradient if `shares` is given.
+def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradient: bool) -> Tensor:
+    """Per-token losses (fp32) of a piece's logits, which may become their gradient.
 
-    `shares` [tokens, 1]: 1 for a token whose loss counts, else 0.
+    Rows of labels below zero hold anything finite afterwards, as do their losses.
     """
     count, width = logits.shape
     local = labels - rows.first
-    here = (local >= 0) & (local < width)
-    local = local.masked_fill(~here, 0).unsqueeze(1)
-    target = logits.gather(1, local).squeeze(1).float().masked_fill(~here, 0.0)
-    top = torch.empty(count, 1, dtype=torch.float32, device=logits.device)
-    total = torch.empty_like(top)
-    step = max(1, SOFTMAX_ELEMENTS[logits.device.type] // width)
+    here = ((local >= 0) & (local < width)).unsqueeze(1)
+    local = local.unsqueeze(1).masked_fill_(~here, 0)
+    target = logits.gather(1, local).float()
+    mine = torch.empty_like(target)
+    step = min(count, max(1, SOFTMAX_ELEMENTS[logits.device.type] // width))
+    room = torch.empty(step, width, dtype=torch.float32, device=logits.device)
+    soften = _soften_in_cache if logits.device.type in BOUND_BY_ARITHMETIC else _soften_fused
     for begin in range(0, count, step):
         part = slice(begin, begin + step)
-        values = logits[part].float()
-        torch.amax(values, dim=1, keepdim=True, out=top[part])
-        torch.sum(values.sub_(top[part]).exp_(), dim=1, keepdim=True, out=total[part])
-        if rows.group is None and shares is not None:
-            values.mul_(shares[part] / total[part]).scatter_add_(1, local[part], -shares[part])
-        if shares is not None and values.dtype != logits.dtype:
-            logits[part] = values
-    if rows.group is None:
-        return (top + total.log()).squeeze(1) - target
-    normaliser, target = _exchange(top + total.log(), target, rows.group)
-    if shares is not None:
-        minus = (-shares).masked_fill(~here.unsqueeze(1), 0.0)
-        logits.mul_((top - normaliser).exp_() * shares).scatter_add_(1, local, minus.to(logits.dtype))
-    return normaliser.squeeze(1) - target
+        values = logits[part]
+        mine[part] = soften(values, local[part], target[part], room[: values.shape[0]], becomes_gradient)
+    normaliser, wanted = mine, target.masked_fill(~here, 0.0)
+    if rows.group is not None:
+        normaliser, wanted = _exchange(mine, wanted, rows.group)
+        if becomes_gradient:
+            logits.mul_((mine - normaliser).exp_())
+    if becomes_gradient:
+        of_target = (wanted - normaliser).expm1_().to(logits.dtype)
+        logits.scatter_(1, local, torch.where(here, of_target, logits.gather(1, local)))
+    return (normaliser - wanted).squeeze(1)
+
+
+def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+    """Log-sum-exps [tokens, 1] of a strip [tokens, words], which is lost; its soft-max `replaces` it or not."""
+    wide = values.float()
+    top = torch.amax(wide, dim=1, keepdim=True)
+    total = wide.sub_(top).exp_().sum(dim=1, keepdim=True)
+    if replaces:
+        wide.mul_(total.reciprocal())
+        if wide.dtype != values.dtype:
+            values.copy_(wide)
+    return top + total.log()
+
+
+def _soften_fused(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+    """The same in half the bytes: two exponentials a number. `target`: the numbers at `local`, both [tokens, 1]."""
+    logarithms = torch.log_softmax(values.float(), 1, out=room)
+    normaliser = target - logarithms.gather(1, local)
+    if replaces:
+        torch.exp(logarithms, out=values)
+    return normaliser
 
 
 def _exchange(normaliser: Tensor, target: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Join the tensor ranks' log-sum-exps [tokens, 1] and label logits [tokens] (zero where elsewhere)."""
-    mine = torch.cat((normaliser, target.unsqueeze(1)), dim=1)
+    """Join the tensor ranks' log-sum-exps and label logits (zero where elsewhere), all [tokens, 1]."""
+    mine = torch.cat((normaliser, target), dim=1)
     all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_ranks, mine, group=group)
     joined = torch.stack(all_ranks)
-    return joined[..., 0].logsumexp(dim=0).unsqueeze(1), joined[..., 1].sum(dim=0)
+    return joined[..., :1].logsumexp(dim=0), joined[..., 1:].sum(dim=0)

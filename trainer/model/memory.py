@@ -221,8 +221,9 @@ def _head(shape: Shape, tokens: int) -> int:
     rows = shape.vocabulary // shape.parallel.tensor
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
-    pieces = height * rows * shape.width + (soft if shape.width < 4 else 0)
-    made = shape.table * shape.width  # the weight's gradient
+    pieces = height * rows * shape.width + (2 * soft if shape.width < 4 else soft)
+    pieces += height * shape.model.hidden_size * shape.width  # hidden states, those that do not count zero
+    made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
     if height < tokens and shape.width < 4:
         pieces += shape.table * (4 + shape.width)  # summed over pieces in fp32; each piece's own
     hidden = tokens * shape.model.hidden_size * shape.width

@@ -1,0 +1,102 @@
+"""What a piece of the trainer does to tensors, counted operation by operation; on meta tensors at any size at once.
+
+The counts are exact and the same on every machine, so budgets can be asserted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+HOST_SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
+NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
+ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")  # the first tensor they are given
+TAKES = ("gather", "index_select", "embedding")
+SCATTERS = ("scatter", "scatter_add")
+
+
+class Counts(TorchDispatchMode):
+    """Counts while it is entered. Raises ValueError for an operation on tensors of two devices.
+
+    `operations`: calls by name, views left out. `bytes`: read and written by each operation that is no matrix product,
+    as if nothing stayed in a cache: every tensor that goes in is read once, every one that comes out is written once.
+    Of what is indexed only the places that are taken or set count, at 8 bytes each. `product_flops`: two for each multiplication and addition.
+    `peak`: most bytes held at once of what was made meanwhile.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.product_flops = 0
+        self.peak = 0
+        self._given: set[int] = set()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        return self.bytes.total()
+
+    @property
+    def host_syncs(self) -> int:
+        return sum(self.operations[name] for name in HOST_SYNCS)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        given = list(_tensors((args, options)))
+        devices = {tensor.device for tensor in given if tensor.dim()}
+        if len(devices) > 1:
+            raise ValueError(f"{func} mixes tensors of {' and '.join(sorted(map(str, devices)))}")
+        result = func(*args, **options)
+        made = list(_tensors(result))
+        self._note(func, args, options, given, made)
+        return result
+
+    def _note(self, func: Any, args: Any, options: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        self._hold(given, made)
+        name = func._schema.name.split("::")[1].rstrip("_") if "::" in func._schema.name else func._schema.name
+        if func.is_view or name in NO_TRAFFIC:
+            return
+        self.operations[name] += 1
+        if name in PRODUCTS:
+            left, right = [item for item in args if isinstance(item, Tensor)][-2:]
+            self.product_flops += 2 * left.numel() * right.shape[-1]
+            return
+        read = _read(name, args, options)
+        written = made
+        if name in SCATTERS:
+            written = [tensor for tensor in read if tensor.dtype == torch.int64]
+        self.bytes[name] += sum(tensor.nbytes for tensor in (*read, *written))
+
+    def _hold(self, given: list[Tensor], made: list[Tensor]) -> None:
+        for tensor in given:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made:
+                self._given.add(storage._cdata)
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            self._made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self._made = {key: found for key, found in self._made.items() if not found[0].expired()}
+        self.peak = max(self.peak, sum(size for key, (_, size) in self._made.items() if key not in self._given))
+
+
+def _read(name: str, args: Any, options: Any) -> list[Tensor]:
+    """What an operation reads of what it was given."""
+    tensors = list(_tensors([list(args), [value for key, value in options.items() if key != "out"]]))
+    if name in ONLY_WRITES or name in SCATTERS:
+        return tensors[1:]
+    if name in TAKES:
+        return [tensor for tensor in tensors if tensor.dtype == torch.int64]
+    return tensors
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
