@@ -35,7 +35,7 @@ directory = "run"
 [rehearsal]
 time_scale = 100
 start_seconds = 5
-step_seconds = 5
+step_seconds = {step_seconds}
 save_seconds = 1
 bytes_per_rank = 256
 collective_seconds = 6000
@@ -104,9 +104,12 @@ class Stage:
         self.directory = RunDirectory(self.paths, self.paths.root / "kill-switch")
         self.array = ""
 
-    def launch(self, tasks: int, spares: int = 1, samples: int = 12_000_000, setup: str = "") -> None:
+    def launch(
+        self, tasks: int, spares: int = 1, samples: int = 12_000_000, setup: str = "", step_seconds: int = 5
+    ) -> None:
         write_dataset(self.folder / "data" / "none")
-        (self.folder / "tr11.toml").write_text(CARD.format(spares=spares, samples=samples, setup=setup))
+        card = CARD.format(spares=spares, samples=samples, setup=setup, step_seconds=step_seconds)
+        (self.folder / "tr11.toml").write_text(card)
         assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
         self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
 
@@ -224,7 +227,7 @@ def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
     """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
-    stage.launch(5, spares=0)
+    stage.launch(5, spares=0, step_seconds=40)  # 0.4 s each: the rank dies before the next step is done
     stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
     first, second = stage.started()
     stage.wait((stage.paths.attempt(second) / "verdict.json").exists, "the second verdict")

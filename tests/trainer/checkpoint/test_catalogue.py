@@ -153,7 +153,7 @@ FAULTS = [
     (swap, "weights/__0_0.distcp: its digest differs"),
     (lose, "weights/__0_0.distcp: No such file"),
     (unfinish, "has no manifest.json, so it is not complete"),
-    (garble, "manifest.json cannot be read"),
+    (garble, "manifest.json is not JSON"),
     (impersonate, "holds the manifest of step 9"),
 ]
 
