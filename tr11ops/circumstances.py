@@ -90,12 +90,12 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
         for path in sorted((folder / "launches").glob("*.json"))
     ]
     faults = [fault for name, record in records if (fault := node_fault(name, record)) is not None]
-    own = set(without_recurring(faults))
+    recurring = set(faults) - set(without_recurring(faults))
     for name, record in records:
         confidence, end = record.get("confidence"), record.get("end")
         if record.get("cause") != "node" or not isinstance(confidence, int | float):
             continue
-        if node_fault(name, record) not in own:
+        if node_fault(name, record) in recurring:
             continue
         for node in record.get("blamed") or ():
             why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))

@@ -224,7 +224,10 @@ class Controller:
         """
         if found.kind is not Kind.NODE or not self._place.swaps_nodes:
             return found
-        last = NodeFault(self._job_id, record.launch, found.fault, record.reached, found.blamed, found.summary)
+        last = NodeFault(
+            self._job_id, record.launch, found.fault, record.reached, found.blamed, found.summary,
+            record.checkpoint_before,
+        )  # fmt: skip
         earlier = [folder for folder, _ in attempts_before(self._place.directory, self._job_id)]
         others = same_elsewhere(last, read_node_faults((self._folder, *earlier)))
         if not others:

@@ -21,7 +21,8 @@ SURE = 0.9
 class NodeFault:
     """A launch whose fault showed itself on nodes. `fault` names what happened, and to which rank, free of hosts.
 
-    `reached`: the last iteration that the launch logged, None where it logged none.
+    `reached`: the last iteration that the launch logged, None where it logged none. `began_at`: the checkpoint that was
+    the newest when it began, None where there was none.
     """
 
     job_id: str
@@ -30,6 +31,7 @@ class NodeFault:
     reached: int | None
     nodes: tuple[str, ...]
     summary: str = ""
+    began_at: int | None = None
 
 
 def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
@@ -40,7 +42,7 @@ def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFa
     found: list[NodeFault] = []
     nodes = set(last.nodes)
     for one in before:
-        is_same = bool(last.fault) and one.fault == last.fault and _is_near(one.reached, last.reached)
+        is_same = bool(last.fault) and one.fault == last.fault and _is_near(one, last)
         if is_same and one.nodes and not nodes & set(one.nodes):
             found.append(one)
             nodes |= set(one.nodes)
@@ -77,7 +79,9 @@ def without_recurring(faults: Sequence[NodeFault]) -> tuple[NodeFault, ...]:
     return tuple(one for one in faults if not same_elsewhere(one, (other for other in faults if other is not one)))
 
 
-def _is_near(one: int | None, other: int | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) <= NEAR
+def _is_near(one: NodeFault, other: NodeFault) -> bool:
+    """Whether both were at the same place of the training. Before a first step that is where they began: what fails at
+    the start of a later checkpoint, after days of training, is another fault."""
+    if one.reached is None or other.reached is None:
+        return one.reached is other.reached and one.began_at == other.began_at
+    return abs(one.reached - other.reached) <= NEAR

@@ -18,7 +18,7 @@ from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.records import SUPERSEDED, AttemptVerdict
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
-from tr11ops.agent.waiting import Ordering, WaitingWork
+from tr11ops.agent.waiting import Changes, Ordering, WaitingWork
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.evidence import cause, observed, read_exclusions
 from tr11ops.exclusion_limit import ExclusionLimit, way_past
@@ -67,7 +67,7 @@ class Remedy:
         self._tee = tee
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="remedy")
         self._pending: list[Future[object]] = []
-        self._held: Future[tuple[tuple[str, ...], bool]] | None = None
+        self._held: Future[Changes] | None = None
         self._partition_nodes: tuple[str, ...] | None = None
         self.refused: list[Refused] = []
 
@@ -163,11 +163,13 @@ class Remedy:
             waiting = self._waiting
             self._held = self._beside.submit(lambda: self._hold(waiting, switch))
 
-    def _hold(self, waiting: WaitingWork, switch: str) -> tuple[tuple[str, ...], bool]:
-        held, complete = waiting.hold()
-        if switch and held:
-            self._on_record(lambda: record_holds(self._attempt.directory, held, AUTOMATIC_OWNER, switch, switch))
-        return held, complete
+    def _hold(self, waiting: WaitingWork, switch: str) -> Changes:
+        held = waiting.hold()
+        if switch and held.changed:
+            self._on_record(
+                lambda: record_holds(self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch)
+            )
+        return held
 
     def _on_record(self, change: Callable[[], None]) -> None:
         try:
@@ -199,7 +201,7 @@ class Remedy:
         if self._waiting is not None and self._held is not None:
             waiting, held = self._waiting, self._held
             self._held = None
-            self._later(lambda: self._release(waiting, held.result()[0]))
+            self._later(lambda: self._release(waiting, held.result().changed))
 
     def _release(self, waiting: WaitingWork, numbers: tuple[str, ...]) -> None:
         waiting.release(numbers)
@@ -256,7 +258,9 @@ class Remedy:
         complete = True
         if self._held is not None:
             error = self._held.exception()
-            held, complete = ((), False) if error is not None else self._held.result()
+            changes = Changes((), (), False) if error is not None else self._held.result()
+            # what was held before is nobody's to release after a switch; after a fault nothing of it may start either
+            held, complete = changes.changed if switch else changes.numbers, changes.complete
             if error is not None:
                 self._tee.line(f"tr11: {type(error).__name__} while the waiting tasks were held: {error}")
         if verdict.exit_status != EXIT_FINE and held:

@@ -61,9 +61,9 @@ def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
     """A launch's record as the fault of nodes that it is; None where it is none."""
     named = _ACCUSED.get(str(record.get("cause")))
     nodes = tuple(map(str, record.get(named) or ())) if named else ()
-    if not nodes:
+    if not nodes or "reached" not in record:  # older records do not say how far the launch came
         return None
-    reached = record.get("reached")
+    reached, began_at = record["reached"], record.get("checkpoint_before")
     return NodeFault(
         job_id,
         int(record.get("launch") or 0),
@@ -71,6 +71,7 @@ def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
         reached if isinstance(reached, int) else None,
         nodes,
         str(record.get("summary") or ""),
+        began_at if isinstance(began_at, int) else None,
     )
 
 

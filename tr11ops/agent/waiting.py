@@ -42,6 +42,15 @@ class Waiting:
         return frozenset(node for job in self.jobs for node in job.excluded)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What came of a change: the jobs where it is so now, those of them that it was not so of before, and is it all?"""
+
+    numbers: tuple[str, ...]
+    changed: tuple[str, ...]
+    complete: bool
+
+
 class WaitingWork:
     """The jobs of this run that wait at the scheduler: an array's tasks, and whatever else was submitted.
 
@@ -79,53 +88,50 @@ class WaitingWork:
         wanted = frozenset(given.nodes)
         if not wanted:
             return True
-        done, complete = self._change(
+        done = self._change(
             "exclude nodes from",
             lambda work: self._scheduler.exclude(
                 work.number, given_to_scheduler(sorted(work.excluded | wanted), known).nodes
             ),
             lambda job: wanted <= set(job.excluded),
         )
-        for number in done:
+        for number in done.numbers:
             self._say(f"tr11: the waiting tasks of job {number} will not use {compress(wanted)}")
-        return complete
+        return done.complete
 
     def readmit(self, nodes: Iterable[str]) -> bool:
         """Take nodes off the exclude lists of the waiting work, in place; False when that could not be done."""
         wanted, known = frozenset(nodes), known_names(self._scheduler)
-        done, complete = self._change(
+        done = self._change(
             "take nodes off the exclude lists of",
             lambda work: self._scheduler.exclude(
                 work.number, given_to_scheduler(sorted(work.excluded - wanted), known).nodes
             ),
             lambda job: not wanted & set(job.excluded),
         )
-        for number in done:
+        for number in done.numbers:
             self._say(f"tr11: the waiting tasks of job {number} may use {compress(wanted)} again")
-        return complete
+        return done.complete
 
-    def hold(self) -> tuple[tuple[str, ...], bool]:
-        """Hold all of it: the numbers of the jobs that are held now, and whether nothing is left that could start.
-
-        What was held before is somebody else's hold: it is not among the numbers, so nothing of ours releases it.
-        """
-        done, complete = self._change(
+    def hold(self) -> Changes:
+        """Hold all of it; what was held before is among the numbers, and not among those that were changed."""
+        held = self._change(
             "hold", lambda work: self._scheduler.hold(work.number), lambda job: job.reason.startswith("JobHeld")
         )
-        for number in done:
+        for number in held.changed:
             self._say(f"tr11: the waiting tasks of job {number} are held")
-        return done, complete
+        return held
 
     def release(self, numbers: Iterable[str]) -> None:
         """Let jobs start again that `hold` has held."""
         wanted = set(numbers)
-        done, _ = self._change(
+        released = self._change(
             "release",
             lambda work: self._scheduler.release(work.number),
             lambda job: not job.reason.startswith("JobHeld"),
             lambda number: number in wanted,
         )
-        for number in done:
+        for number in released.changed:
             self._say(f"tr11: the waiting tasks of job {number} are released")
 
     def run_after(self, ordering: Ordering, job_id: str) -> bool:
@@ -134,13 +140,13 @@ class WaitingWork:
         An array's limit of one task at a time is not enough: once a job has lost a node and lives on, Slurm (22.05)
         counts it as ended and starts the next one beside it.
         """
-        _, complete = self._change(
+        done = self._change(
             "queue behind this job",
             lambda work: ordering.run_after(work.number, job_id),
             lambda job: job_id in job.dependency,
             lambda number: number == self._array_id,
         )
-        return complete
+        return done.complete
 
     def _change(
         self,
@@ -148,8 +154,8 @@ class WaitingWork:
         change: Callable[[Waiting], None],
         is_so: Callable[[Job], bool],
         which: Callable[[str], bool] = lambda number: True,
-    ) -> tuple[tuple[str, ...], bool]:
-        """Make it so for all that waits: the numbers of the jobs that were changed, and whether it is so everywhere.
+    ) -> Changes:
+        """Make it so for all that waits.
 
         An answer is not believed where the job shows otherwise: Slurm may refuse for one task what it did for others.
         """
@@ -157,23 +163,26 @@ class WaitingWork:
             waiting = [work for work in self._persist(self._look) if which(work.number)]
         except SchedulerError as error:
             self._say(f"tr11: cannot {what} the waiting tasks, the scheduler does not say what waits: {error}")
-            return (), False
-        done: list[str] = []
+            return Changes((), (), False)
+        numbers: list[str] = []
+        changed: list[str] = []
         complete = True
         for work in waiting:
             if all(map(is_so, work.jobs)):
+                numbers.append(work.number)
                 continue
             try:
                 self._persist(lambda work=work: change(work))  # type: ignore[misc]
-                done.append(work.number)
             except SchedulerError as error:
                 now = self._again(work.number)
-                if now is not None and all(map(is_so, now.jobs)):
-                    done.append(work.number)
-                elif now is not None:
-                    complete = False
-                    self._say(f"tr11: cannot {what} the waiting tasks of job {work.number}: {error}")
-        return tuple(done), complete
+                if now is None or not all(map(is_so, now.jobs)):
+                    if now is not None:
+                        complete = False
+                        self._say(f"tr11: cannot {what} the waiting tasks of job {work.number}: {error}")
+                    continue
+            numbers.append(work.number)
+            changed.append(work.number)
+        return Changes(tuple(numbers), tuple(changed), complete)
 
     def _look(self) -> tuple[Waiting, ...]:
         """What of this run waits now."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tr11ops.agent.breaker import NO_VERDICT, Burned, must_hold, read_burned
 from tr11ops.agent.records import AttemptVerdict, LaunchRecord, of_failure, without_restart
-from tr11ops.agent.waiting import WaitingWork
+from tr11ops.agent.waiting import Changes, WaitingWork
 from tr11ops.cluster.base import Job, JobState, Node, SchedulerError, SchedulerUnreachable
 from tr11ops.rundir import RunDirectory
 from trainer.contract import EXIT_HELD, RunPaths, append_line, write_json
@@ -161,7 +161,7 @@ def test_only_this_runs_waiting_work_is_touched(directory: RunDirectory):
     assert waiting.exclude(["x1"])
     assert queue.waiting["7"].excluded == ("x1", "x9")  # what was excluded before stays so
     assert queue.waiting["11"].excluded == ("x1",)
-    assert waiting.hold() == (("7", "11"), True)
+    assert waiting.hold() == Changes(("7", "11"), ("7", "11"), True)
     assert waiting.run_after(queue, "8")
     assert [one.raw_id for one in queue.waiting.values() if one.dependency] == ["7"]
     waiting.release(["7"])
@@ -173,10 +173,10 @@ def test_only_this_runs_waiting_work_is_touched(directory: RunDirectory):
 def test_a_silent_scheduler_is_asked_again_with_growing_pauses(directory: RunDirectory):
     queue, said, pauses = Queue(job("7", "7")), [], []
     queue.silent = 4
-    assert work(queue, directory, said, pauses).hold() == (("7",), True)
+    assert work(queue, directory, said, pauses).hold() == Changes(("7",), ("7",), True)
     assert pauses == [0.5, 1.0, 2.0, 4.0]
     queue.silent = 10**9
-    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == ((), False)
+    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == Changes((), (), False)
     assert "does not say what waits" in said[-1]
 
 
@@ -184,14 +184,14 @@ def test_an_answer_is_not_believed_where_the_job_shows_otherwise(directory: RunD
     # Slurm 22.05 refuses "job update not available right now" for a running task, and has held the waiting ones.
     queue, said = Queue(job("7", "7")), []
     queue.refuses = {"7": True}
-    assert work(queue, directory, said, []).hold() == (("7",), True)
+    assert work(queue, directory, said, []).hold() == Changes(("7",), ("7",), True)
     queue = Queue(job("7", "7"))
     queue.refuses = {"7": False}
-    assert work(queue, directory, said, []).hold() == ((), False)
+    assert work(queue, directory, said, []).hold() == Changes((), (), False)
     assert said[-1] == "tr11: cannot hold the waiting tasks of job 7: refused"
 
 
 def test_what_a_person_holds_is_not_taken_for_a_hold_of_ours(directory: RunDirectory):
     queue, said = Queue(job("7", "7", reason="JobHeldUser")), []
-    assert work(queue, directory, said, []).hold() == ((), True)
+    assert work(queue, directory, said, []).hold() == Changes(("7",), (), True)
     assert said == []

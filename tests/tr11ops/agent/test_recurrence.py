@@ -39,6 +39,13 @@ def test_before_a_first_step_three_nodes_are_needed_as_two_may_be_bad_side_by_si
     assert same_elsewhere(last, [early, third]) == (early, third)
 
 
+def test_before_a_first_step_what_began_at_another_checkpoint_is_another_fault():
+    # three bad nodes weeks apart: the run trained in between
+    faults = [replace(FIRST, reached=None, nodes=(f"x{step}",), began_at=step) for step in (1000, 9000, 30_000)]
+    assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(faults)
+    assert node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None  # of an older tr11
+
+
 def test_the_conclusion_says_where_and_blames_nobody():
     found = Attribution(Kind.NODE, LAST.summary, 0.85, ("x5",), evidence=("srun: x5",), fault=LAST.fault)
     told = of_software(found, LAST, (FIRST,))
@@ -62,7 +69,8 @@ def test_a_launchs_record_tells_on_which_nodes_its_fault_was_also_when_none_is_b
     record = {"launch": 2, "cause": "node", "fault": "f", "blamed": ["x1"], "suspects": ["x7"], "reached": 4}
     assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "")
     assert node_fault("11", {**record, "cause": "software"}) == NodeFault("11", 2, "f", 4, ("x7",), "")
-    assert node_fault("11", {"launch": 1, "cause": "node", "blamed": ["x1"]}) == NodeFault("11", 1, "", None, ("x1",))
+    bare = {"launch": 1, "cause": "node", "blamed": ["x1"], "reached": None}
+    assert node_fault("11", bare) == NodeFault("11", 1, "", None, ("x1",))
     for cause in ("unknown", "operator", None, 7):
         assert node_fault("11", {**record, "cause": cause}) is None
 

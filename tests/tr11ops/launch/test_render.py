@@ -284,6 +284,27 @@ def test_an_agent_that_has_begun_is_recorded_by_nobody_else(tmp_path: Path) -> N
         assert not found and "TRAINED" in said
 
 
+def test_a_set_up_may_clear_the_temporary_directory(tmp_path: Path) -> None:
+    _, found, said = early(tmp_path, ['rm -rf "$early"'], seconds=5)
+    assert not found and "TRAINED" in said
+
+
+def test_a_start_that_works_ends_the_count_of_those_that_did_not(tmp_path: Path) -> None:
+    verdict = tmp_path / "attempts" / "7" / "verdict.json"
+    verdict.parent.mkdir(parents=True)
+    (tmp_path / "silent").mkdir()
+    (tmp_path / "silent" / "5").touch()
+    assert "TRAINED" in early(tmp_path, [], f"{AGENT}; pathlib.Path({str(verdict)!r}).touch()")[2]
+    assert not (tmp_path / "silent").exists()
+    verdict.unlink()
+    for task in ("5", "6"):
+        (tmp_path / "silent").mkdir(exist_ok=True)
+        (tmp_path / "silent" / task).touch()
+    status, _, said = early(tmp_path, [])
+    assert status == 3 and "ALERT" in said  # here nothing can be held: it is said, and the next task starts
+    assert early(tmp_path, [])[0] == 0
+
+
 def test_starts_that_were_killed_are_counted_by_the_next_one(tmp_path: Path) -> None:
     starts = tmp_path / "silent"
     starts.mkdir()
