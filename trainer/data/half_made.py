@@ -48,20 +48,27 @@ class HalfMade:
         self._fresh = self.path.with_name(f"{self.path.name}.new")
 
     def read(self) -> tuple[Progress | None, str | None]:
-        """What there is to go on from; where something is left that is of no use, why."""
-        try:
-            value = read_json(self.path)
-            if value is None:
-                left = partial_path(bin_path(self.prefix))
-                return None, "it left no record" if left.is_file() and left.stat().st_size else None
-            if value["schema"] != SCHEMA:
-                return None, f"{self.path} is of another version"
-            differing = sorted(key for key in self._request if value["request"].get(key) != self._request[key])
-            if differing:
-                return None, f"since then {', '.join(name.replace('_', ' ') for name in differing)} changed"
-            return Progress(_tally(value["tally"]), Mark(**value["mark"]), value["seconds"], value["report"]), None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None, f"{self.path} cannot be read"
+        """What there is to go on from; where something is left that is of no use, why.
+
+        Raises DataError when it cannot be seen now: that says nothing of its use.
+        """
+        with explain_os_errors("reading", self.path):
+            try:
+                return self._read()
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return None, f"{self.path} cannot be read"
+
+    def _read(self) -> tuple[Progress | None, str | None]:
+        value = read_json(self.path)
+        if value is None:
+            left = partial_path(bin_path(self.prefix))
+            return None, "it left no record" if left.is_file() and left.stat().st_size else None
+        if value["schema"] != SCHEMA:
+            return None, f"{self.path} is of another version"
+        differing = sorted(key for key in self._request if value["request"].get(key) != self._request[key])
+        if differing:
+            return None, f"since then {', '.join(name.replace('_', ' ') for name in differing)} changed"
+        return Progress(_tally(value["tally"]), Mark(**value["mark"]), value["seconds"], value["report"]), None
 
     def save(self, writer: ResumableWriter, written: Written, progress: Progress) -> None:
         """Bring all up to a place to disk, then say so. Raises DataError; the record before it then still holds."""

@@ -46,8 +46,9 @@ class Written:
 class ResumableWriter(IndexedWriter):
     """An IndexedWriter whose half-made pair may be kept, with lengths and documents in hidden files beside the tokens.
 
-    Call `begin` first. `save` brings all up to a place to disk; what was saved stays when the writer is left by an
-    exception, unless `forget` was called.
+    Call `begin` first: until it has found whether it can go on, nothing on disk changes, whatever ends it. `save`
+    brings all up to a place to disk; what was saved stays when the writer is left by an exception, unless `forget` was
+    called.
     """
 
     def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
@@ -55,6 +56,7 @@ class ResumableWriter(IndexedWriter):
         self._lengths_file, self._documents_file = extra_files(prefix)
         self._mark = Mark()
         self._saved: Written | None = None
+        self._begun = False
 
     def begin(self, mark: Mark | None) -> bool:
         """Go on behind `mark`; at the beginning where it is None, or where the files do not hold what it says.
@@ -64,6 +66,8 @@ class ResumableWriter(IndexedWriter):
         with explain_os_errors("reading", self._partial_bin):
             is_sound = mark is not None and mark.sequences > 0 and self._holds(mark)
         mark = mark if is_sound and mark is not None else Mark()
+        self._saved = Written(mark, 0) if is_sound else None
+        self._begun = True
         with explain_os_errors("writing", self._partial_bin):
             for path, size in self._sizes_of(mark):
                 path.touch(0o664)
@@ -121,7 +125,10 @@ class ResumableWriter(IndexedWriter):
         self._saved = None
 
     def discard(self) -> None:
-        """Take away what was not saved; all, where nothing was."""
+        """Take away what was not saved; all, where nothing was. What was there before `begin` is not this writer's."""
+        if not self._begun:
+            self._leave_untouched()
+            return
         if self._saved is None:
             super().discard()
             for path in extra_files(self.prefix):
@@ -133,6 +140,14 @@ class ResumableWriter(IndexedWriter):
             for path, size in self._sizes_of(self._saved.mark):
                 os.truncate(path, size)
 
+    def _leave_untouched(self) -> None:
+        with contextlib.suppress(OSError):
+            others = any(os.path.lexists(path) for path in extra_files(self.prefix))
+            if not others and not self._partial_bin.stat().st_size:
+                self._partial_bin.unlink()  # opening made it
+        with contextlib.suppress(OSError):
+            self._stream.close()
+
     def _sizes_of(self, mark: Mark) -> tuple[tuple[Path, int], ...]:
         return (
             (self._partial_bin, mark.tokens * self.dtype.itemsize),
@@ -142,10 +157,13 @@ class ResumableWriter(IndexedWriter):
 
     def _holds(self, mark: Mark) -> bool:
         sums = (mark.tokens_crc, mark.sequences_crc, mark.documents_crc)
-        return all(
-            path.is_file() and path.stat().st_size >= size and _crc_of(path, size) == wanted
-            for (path, size), wanted in zip(self._sizes_of(mark), sums, strict=True)
-        )
+        try:
+            return all(
+                path.stat().st_size >= size and _crc_of(path, size) == wanted
+                for (path, size), wanted in zip(self._sizes_of(mark), sums, strict=True)
+            )
+        except FileNotFoundError:
+            return False
 
 
 def _crc_of(path: Path, size: int) -> int:

@@ -102,8 +102,9 @@ def preprocess(
         half = HalfMade(request.prefix, described)
         done = None if force else _up_to_date(request, described)
         if done is not None:
-            if half.read()[0] is not None:  # it was killed between its last two steps
-                half.remove()
+            with suppress(DataError):  # the pair is whole, whatever lies beside it
+                if half.read()[0] is not None:  # it was killed between its last two steps
+                    half.remove()
             return done
         check_pair(request.prefix, force)
         if not force and (published := half.published()) is not None:
@@ -160,6 +161,7 @@ class _Work:
         self._saved_at = self._started
         # Replaced in one step, so that an interruption between any two steps finds both of one place.
         self._done = (Tally(), writer.written())
+        self._kept: Progress | None = None  # what is on record, as far as this life knows
 
     def begin(
         self, stream: TextFile, force: bool, tell: Callable[[str], None], on_progress: Callable[[int, int, int], None]
@@ -170,6 +172,7 @@ class _Work:
             assert progress is not None
             stream.pass_over(progress.tally.end.text_bytes)
             self._before = progress.seconds
+            self._kept = progress
             self._done = (progress.tally, self._writer.written())
             on_progress(stream.position, progress.mark.documents, 0)
             tell(f"goes on behind line {progress.tally.end.lines:,}, where an earlier run was interrupted")
@@ -239,15 +242,17 @@ class _Work:
         tally, written = self._done
         if self._can_go_on and written.mark.sequences:
             seconds = self._before + time.monotonic() - self._started
-            self._half.save(self._writer, written, Progress(tally, written.mark, seconds, report))
+            progress = Progress(tally, written.mark, seconds, report)
+            self._half.save(self._writer, written, progress)
+            self._kept = progress
         self._saved_at = time.monotonic()
 
     def keep(self) -> str | None:
         """Save as much as the disk takes, on the way out; returns what a person should know of it."""
         with suppress(DataError):
             self.save()
-        progress, _ = self._half.read()
-        if progress is None:
+        progress = self._kept
+        if progress is None:  # no save came to its end
             self.forget()
             return None
         return (

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import itertools
 import json
 import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from data_helpers import ROOT, run_data, texts, write_lines
 
+from trainer.data import half_made, indexed_resume
 from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.tokenize import PreprocessRequest, preprocess
@@ -269,4 +273,62 @@ sys.exit(command.main())
     again = run_data(*words)
     assert again.returncode == 0 and again.stderr.startswith("goes on behind line ")
     preprocess(asked(tmp_path, tokenizer_folder, "whole"))
+    assert pair_of(tmp_path / "out" / "out") == pair_of(tmp_path / "whole" / "out")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ESTALE, "Stale file handle")])
+@pytest.mark.parametrize(("name", "call"), [("_crc_of", 1), ("_crc_of", 3), ("read_json", 1), ("read_json", 2)])
+def test_what_stops_the_look_at_what_is_left_takes_nothing_away(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: BaseException
+) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(60))
+    request = asked(tmp_path, tokenizer_folder)
+    interrupt(request, 3)
+    left = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    room = {"_crc_of": indexed_resume, "read_json": half_made}[name]
+    whole, calls = getattr(room, name), itertools.count(1)
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return whole(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, name, failing)
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else DataError):
+            preprocess(request, piece_bytes=PIECE)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == left
+    told: list[str] = []
+    preprocess(request, tell=told.append)
+    preprocess(asked(tmp_path, tokenizer_folder, "whole"))
+    assert told[0].startswith("goes on behind line")
+    assert pair_of(tmp_path / "out" / "out") == pair_of(tmp_path / "whole" / "out")
+
+
+def test_a_record_that_cannot_be_read_on_the_way_out_is_kept(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", texts(60))
+    request = asked(tmp_path, tokenizer_folder)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    pieces = itertools.count(1)
+
+    def stop(*_: int) -> None:
+        if next(pieces) == 3:
+            monkeypatch.setattr(half_made, "read_json", failing)
+            monkeypatch.setattr(half_made.HalfMade, "_write", failing)
+            raise Stop
+
+    told: list[str] = []
+    with pytest.raises(Stop):
+        preprocess(request, on_progress=stop, piece_bytes=PIECE, tell=told.append, save_seconds=0.0)
+    assert told and told[0].startswith("kept: ")
+    monkeypatch.undo()
+    told.clear()
+    preprocess(request, tell=told.append)
+    preprocess(asked(tmp_path, tokenizer_folder, "whole"))
+    assert told[0].startswith("goes on behind line")
     assert pair_of(tmp_path / "out" / "out") == pair_of(tmp_path / "whole" / "out")
