@@ -48,11 +48,17 @@ class Scene:
         from tr11ops.deadline import SCHEDULER_SECONDS, STOP_SECONDS
         from tr11ops.stop import look
 
-        hint = "; without its files a run is stopped through the scheduler"
-        if self.edge.name == "slurm":
-            hint += f": `squeue --name {self.card.run.name}`, then `scancel --signal=USR1 --batch JOB`, which saves"
         seconds = SCHEDULER_SECONDS + STOP_SECONDS
+        hint = without_files(self.card, self.edge.name)
         return in_time(lambda: look(self.card, self.directory, self.edge), seconds, hint)
+
+
+def without_files(card: RunCard, scheduler: str) -> str:
+    """How a run is stopped whose files do not answer."""
+    hint = "; without its files a run is stopped through the scheduler"
+    if scheduler != "local":
+        hint += f": `squeue --name {card.run.name}`, then `scancel --signal=USR1 --batch JOB`, which saves"
+    return hint
 
 
 def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_releasing: bool = False) -> Scene:
@@ -64,8 +70,9 @@ def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_relea
 
     card = in_time(lambda: read_card(run, overrides))
     directory = directory_of(card)
-    in_time(lambda: guard(directory, is_releasing))
-    kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None) or scheduler
+    hint = without_files(card, scheduler)
+    in_time(lambda: guard(directory, is_releasing), hint=hint)
+    kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint) or scheduler
     edge = looking(open_scheduler(kind))
     return Scene(card, directory, edge, user_name(), run or "")
 
