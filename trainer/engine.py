@@ -198,10 +198,12 @@ class Engine:
             pipeline._INSTRUCTION_MAP = own | {
                 ReduceTiedGrads: _sum_copies,
                 ReduceGrads: _sum_replicas if pipeline.using_bf16_optimizer else own[ReduceGrads],
-                ForwardPass: compute.timed("forward", own[ForwardPass]),
-                BackwardPass: compute.timed("backward", own[BackwardPass]),
             }
-            if optimizer is not None:
+            if optimizer is not None:  # nothing takes the times of an engine that only evaluates
+                pipeline._INSTRUCTION_MAP |= {
+                    ForwardPass: compute.timed("forward", own[ForwardPass]),
+                    BackwardPass: compute.timed("backward", own[BackwardPass]),
+                }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
                 optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
         return cls(config, mesh, pipeline, stage, optimizer, watch, compute)

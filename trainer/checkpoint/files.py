@@ -32,10 +32,14 @@ _REFUSED_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def aligned_buffer(size: int) -> Tensor:
-    """`size` bytes of host memory that begin at a multiple of ALIGNMENT."""
+    """`size` bytes of host memory that begin at a multiple of ALIGNMENT, and are a storage of their own.
+
+    Where they are locked, `Tensor.is_pinned` of any view asks about the first byte of the storage, and no page is
+    locked that others share.
+    """
     whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     begin = -whole.data_ptr() % ALIGNMENT
-    return whole[begin : begin + size]
+    return torch.from_numpy(whole[begin : begin + size].numpy())
 
 
 Bytes = Tensor | np.ndarray  # one dimension of uint8; a tensor may be on any device

@@ -7,6 +7,7 @@ of the very size is registered with the driver, and given back with the copy.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -45,7 +46,13 @@ class Staging:
 def _lock(driver: Any, memory: Tensor) -> None:
     status = driver.cudaHostRegister(memory.data_ptr(), len(memory), 0)
     if int(status) != 0:
+        with suppress(RuntimeError):  # the refusal itself: it stays pending, and torch raises it at its next kernel
+            _launch()
         raise RuntimeError(f"the driver locks no {len(memory):,} bytes of host memory (cudaHostRegister: {status})")
+
+
+def _launch() -> None:
+    torch.ones((), device="cuda")
 
 
 def _unlock(driver: Any, memory: Tensor) -> None:

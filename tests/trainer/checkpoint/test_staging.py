@@ -26,15 +26,24 @@ class Driver:
         self.status = status
         self.events: list[str] = []
         self.locked: dict[int, int] = {}
+        self.error_pending = False
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert flags == 0
         if self.status == 0:
             self.locked[address] = size
+        else:
+            self.error_pending = True
         return self.status
 
     def cudaHostUnregister(self, address: int) -> None:
         del self.locked[address]
+
+    def launch(self) -> None:
+        """A kernel: torch raises, once, what an earlier call has left."""
+        pending, self.error_pending = self.error_pending, False
+        if pending:
+            raise RuntimeError("CUDA error: out of memory")
 
     def synchronize(self) -> None:
         self.events.append("synchronize")
@@ -45,6 +54,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     mock = Driver()
     monkeypatch.setattr("torch.cuda.cudart", lambda: mock)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: mock)
+    monkeypatch.setattr("trainer.checkpoint.staging._launch", mock.launch)
     return mock
 
 
@@ -62,6 +72,21 @@ def test_as_much_is_locked_as_is_needed(driver: Driver) -> None:
     assert len(Staging(0, on_gpu=True).memory) == 0
     Staging(size, on_gpu=False).settle()
     assert driver.locked == {} and driver.events == []
+
+
+def test_torch_sees_that_the_memory_is_locked(driver: Driver) -> None:
+    """It asks about the first byte of a view's storage; the locked range is the storage, in whole pages."""
+    staging = Staging(3 * files.ALIGNMENT, on_gpu=True)
+    storage = staging.memory[files.ALIGNMENT :].untyped_storage()
+    assert driver.locked == {storage.data_ptr(): storage.nbytes()}
+    assert storage.data_ptr() % files.ALIGNMENT == 0 and storage.nbytes() == 3 * files.ALIGNMENT
+
+
+def test_a_refused_lock_leaves_no_error_for_the_next_kernel(driver: Driver) -> None:
+    driver.status = 2
+    with pytest.raises(RuntimeError, match="the driver locks no"):
+        Staging(4000, on_gpu=True)
+    driver.launch()
 
 
 def test_a_driver_that_locks_nothing_makes_the_save_synchronous(
