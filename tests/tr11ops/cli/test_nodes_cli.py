@@ -70,7 +70,7 @@ def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
     ("name", "words"),
     [
         ("local-node9", "did you mean"),
-        ("zzz", "tr11 nodes list --all"),
+        ("zzz", "tr11 nodes list --run {card} --all"),
         ("local-node[1", "bracket"),
         ("a;reboot", "letters, digits"),
         ("$(reboot)", "letters, digits"),
@@ -81,6 +81,7 @@ def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
 @pytest.mark.parametrize("command", ["list", "check", "exclude", "include"])
 def test_names_that_cannot_be_meant_are_refused(nodes, bench: LocalBench, command: str, name: str, words: str) -> None:
     answer = nodes(command, name)
+    words = words.replace("{card}", str(bench.card))
     assert answer.code == 2 and words in answer.err and len(answer.err.splitlines()) == 1
     assert listed(bench) == []
 
@@ -131,7 +132,7 @@ def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
 def test_a_person_may_exclude_more_with_a_reason_which_is_kept(nodes, bench: LocalBench) -> None:
     assert nodes("exclude", ONE, "--yes").code == 0
     refused = nodes("exclude", TWO, "--yes")
-    assert refused.code == 1 and f"`tr11 nodes exclude {TWO} --force --reason REASON`" in refused.err
+    assert refused.code == 1 and f"`tr11 nodes exclude --run {bench.card} {TWO} --force --reason REASON`" in refused.err
     assert nodes("exclude", TWO, "--yes", "--force").code == 2, "not without a reason"
     preview = nodes("exclude", f"{TWO},{THREE}", "--force", "--reason", "smoke", "--dry-run")
     assert preview.code == 0 and "1 usable nodes are left, too few for an attempt, which needs 2" in preview.err
