@@ -7,6 +7,7 @@ import math
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,9 @@ def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(tmp_path: Path, monk
         card(tmp_path), tmp_path / "c", Attempt("7", 1, tmp_path / "s"), HeartbeatWriter(card(tmp_path).paths, 0, "7"),
         SignalFlag(), time.monotonic() - 60,
     )  # fmt: skip
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op, group: None)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    trainer.mesh = SimpleNamespace(cpu_group=None)  # type: ignore[assignment]
     before = trainer.clock()
     monkeypatch.setattr(time, "time", lambda: 86_400.0)  # set back to 1970 by a day
     assert math.isclose(trainer.clock() - trainer._earliest_start(), 60, abs_tol=5)
