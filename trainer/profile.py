@@ -43,13 +43,17 @@ class StepProfiler:
     def start(self, ask: ProfileAsk, iteration: int) -> None:
         """Profile the steps after `iteration`; refused, with an answer, while another profile is under way."""
         rank, workers = self.place
-        if rank == 0:
-            tell(f"tr11: profiling iterations {iteration + 1} to {iteration + ask.steps} of rank {ask.rank}")
-        if self._left or not (0 <= ask.rank < workers and 0 < ask.steps <= MOST_PROFILED_STEPS):
+        why = "another profile is under way" if self._left else ""
+        if not 0 <= ask.rank < workers:
+            why = why or f"there are {workers} ranks"
+        if not 0 < ask.steps <= MOST_PROFILED_STEPS:
+            why = why or f"a profile has 1 to {MOST_PROFILED_STEPS} steps"
+        if why:
             if rank == 0:
-                why = "another profile is under way" if self._left else f"there are {workers} ranks"
                 self._answer(ask, None, f"nothing was profiled: {why}")
             return
+        if rank == 0:
+            tell(f"tr11: profiling iterations {iteration + 1} to {iteration + ask.steps} of rank {ask.rank}")
         self._ask, self._first, self._left = ask, iteration + 1, ask.steps
         if rank == ask.rank:
             self._guarded(self._begin)

@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.contract import RunPaths, host_name, read_json, write_json
+from trainer.lifecycle import tell
 
 Kind = Literal["kill", "kill-now", "checkpoint", "pause", "profile", "operations"]
 KINDS: tuple[Kind, ...] = ("kill", "kill-now", "checkpoint", "pause", "profile", "operations")
 MOST_PROFILED_STEPS = 10
 BY_HAND = 0  # the number of a request that has none
+LARGEST_NUMBER = 2**31 - 1
+NO_RANK = -1  # a profile's, where what it says is no rank
 WATCH_SECONDS = 1.0
 
 
@@ -74,8 +77,17 @@ def read_request(path: Path, kind: Kind) -> Request | None:
         request = Request(**{"kind": kind, **known})
     except (OSError, ValueError, TypeError):
         return Request(kind)
-    number = request.id if isinstance(request.id, int) and 0 < request.id < 2**31 else BY_HAND
-    return Request(**{**asdict(request), "id": number, "kind": request.kind if request.kind in KINDS else kind})
+    numbers = {
+        "id": _number(request.id, BY_HAND),
+        "steps": _number(request.steps, 0),
+        "rank": _number(request.rank, NO_RANK),
+    }
+    return Request(**{**asdict(request), **numbers, "kind": request.kind if request.kind in KINDS else kind})
+
+
+def _number(value: object, otherwise: int) -> int:
+    """What the ranks can tell each other, 0 to 2**31 - 1; `otherwise` for anything else that a file says."""
+    return value if type(value) is int and 0 <= value <= LARGEST_NUMBER else otherwise
 
 
 def pause_of(paths: RunPaths, job_id: str) -> Request | None:
@@ -120,16 +132,24 @@ def watch_for_kill_now(
 ) -> None:
     """Look for a `kill-now` from a thread of its own, and call `leave` with it: whatever the training waits for.
 
-    Every rank looks for itself: none could rely on another one that hangs. `also` is called at each look.
+    Every rank looks for itself: none could rely on another one that hangs. `also` is called at each look; where it
+    fails, that is said once for each reason, and the looking goes on.
     """
 
     def watch() -> None:
+        said = ""
         while True:
             request = read_request(kill_switch, "kill")
             if request is not None and request.kind == "kill-now":
                 leave(request)
                 return
-            also()
+            try:
+                also()
+            except Exception as error:
+                words = f"tr11: the thread that looks for kill-now goes on after {type(error).__name__}: {error}"
+                if words != said:
+                    tell(words)
+                said = words
             time.sleep(WATCH_SECONDS)
 
     threading.Thread(target=watch, name="kill-now", daemon=True).start()

@@ -15,7 +15,7 @@ from trainer.contract import RunPaths, write_json
 from trainer.drill import hold_from
 from trainer.lease import Lease
 from trainer.lifecycle import Attempt, Decision, HeartbeatWriter, Limits, SignalFlag, decide, look, tell
-from trainer.requests import BY_HAND, Answer, ProfileAsk, Request, pause_of, read_request
+from trainer.requests import BY_HAND, LARGEST_NUMBER, NO_RANK, Answer, ProfileAsk, Request, pause_of, read_request
 
 # Places in the vector that all ranks agree on; the first three are those of `trainer.lifecycle.look`.
 KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)
@@ -120,7 +120,9 @@ class Switches:
             path.unlink()
         if request.id and request.id not in self._honoured:
             self._honoured.add(request.id)
-            own[PROFILE], own[PROFILED_STEPS], own[PROFILED_RANK] = request.id, request.steps, request.rank
+            # The other ranks' zeros are larger than no rank; this many there never are, so the profiler refuses it.
+            rank = LARGEST_NUMBER if request.rank == NO_RANK else request.rank
+            own[PROFILE], own[PROFILED_STEPS], own[PROFILED_RANK] = request.id, request.steps, rank
             tell(f"tr11: a profile was asked for by {request}")
 
     def _decide(self, signs: list[int], iteration: int, trained: bool, now: float) -> Decision | None:

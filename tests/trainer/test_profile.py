@@ -17,9 +17,10 @@ from test_stops import Processes, at, card, processes  # noqa: F401
 from trainer import profile
 from trainer.compute_record import EVERY_SECONDS, ComputeRecord
 from trainer.contract import RunPaths
-from trainer.lifecycle import Attempt
+from trainer.lifecycle import Attempt, HeartbeatWriter, Limits, SignalFlag
 from trainer.profile import ComputeClock, StepProfiler
 from trainer.requests import Answer, ProfileAsk, Request
+from trainer.switches import Switches
 
 
 def test_a_running_training_is_traced_and_goes_on(processes: Processes, tmp_path: Path) -> None:  # noqa: F811
@@ -52,6 +53,26 @@ def profiler(folder: Path, rank: int = 0, workers: int = 2) -> StepProfiler:
 
 def answer_of(folder: Path, number: int) -> Answer | None:
     return Answer.read(RunPaths(folder, "run", "main", "").answer(number))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"), [('"steps": 3, "rank": null', "there are 2 ranks"), ('"steps": "3"', "a profile has 1 to 10 steps")]
+)
+def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why: str) -> None:
+    paths = RunPaths(tmp_path, "run", "main", "")
+    attempt = Attempt("7", 1, paths.stop_request("7"))
+    switches = Switches(
+        paths, Limits(paths.root / "kill-switch", None, None, 0.0), attempt, SignalFlag(),
+        HeartbeatWriter(paths, 0, "7"), None, lambda own: torch.tensor(own, dtype=torch.int32).clamp(min=0).tolist(),
+        True,
+    )  # fmt: skip
+    paths.profile_request.parent.mkdir(parents=True)
+    paths.profile_request.write_text(f'{{"id": 5, {said}}}')
+    ask = switches.agree(3, True).profile
+    assert ask is not None
+    profiler(tmp_path).start(ask, 3)
+    answer = answer_of(tmp_path, 5)
+    assert answer is not None and answer.message == f"nothing was profiled: {why}"
 
 
 def test_what_cannot_be_profiled_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

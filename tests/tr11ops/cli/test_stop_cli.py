@@ -346,6 +346,37 @@ def test_whatever_lies_there_is_a_request(tmp_path: Path, text: str, kind: str, 
     assert read_request(path, "kill") == Request("kill")
 
 
+@pytest.mark.parametrize("number", ["null", '"3"', str(2**40), "true", "-5", "1.0", "[1]"])
+def test_a_number_that_is_none_asks_for_nothing(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(f'{{"id": 7, "steps": {number}, "rank": {number}}}')
+    found = read_request(path, "profile")
+    assert found is not None and (found.id, found.steps, found.rank) == (7, 0, -1)
+    assert type(found.steps) is int and type(found.rank) is int
+    path.write_text(f'{{"id": {number}}}')
+    assert getattr(read_request(path, "profile"), "id", None) == requests.BY_HAND
+
+
+def test_the_thread_outlives_what_it_does_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(requests, "WATCH_SECONDS", 0.01)
+    seen: list[Request] = []
+    path = tmp_path / "kill-switch"
+
+    def fails() -> None:
+        if not path.exists():
+            new_request("kill-now", "ana", "now", tmp_path).write(path)
+        raise RuntimeError("no recorder")
+
+    requests.watch_for_kill_now(path, seen.append, fails)
+    deadline = time.monotonic() + 10
+    while not seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [request.why for request in seen] == ["now"]
+    assert "RuntimeError: no recorder" in capsys.readouterr().out
+
+
 def test_an_end_at_once_is_seen_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "WATCH_SECONDS", 0.01)
     seen: list[Request] = []
