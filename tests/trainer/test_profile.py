@@ -56,7 +56,8 @@ def answer_of(folder: Path, number: int) -> Answer | None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"), [('"steps": 3, "rank": null', "there are 2 ranks"), ('"steps": "3"', "a profile has 1 to 10 steps")]
+    ("said", "why"),
+    [('"steps": 3, "rank": null', "there are 2 ranks"), ('"steps": "3"', "a profile has 1 to 10 steps")],
 )
 def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why: str) -> None:
     paths = RunPaths(tmp_path, "run", "main", "")
