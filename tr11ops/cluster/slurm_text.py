@@ -12,7 +12,28 @@ from tr11ops.cluster.hostlist import HostlistError, expand
 MAXIMUM_TASKS = 4_000_001  # the largest MaxArraySize that Slurm takes
 SEPARATOR = "\x1f"
 SQUEUE_FORMAT = SEPARATOR.join(
-    ("%i", "%A", "%F", "%K", "%j", "%u", "%T", "%r", "%P", "%N", "%D", "%V", "%S", "%e", "%l", "%E", "%x", "%Z", "%k")
+    (
+        "%i",
+        "%A",
+        "%F",
+        "%K",
+        "%j",
+        "%u",
+        "%T",
+        "%r",
+        "%P",
+        "%N",
+        "%D",
+        "%V",
+        "%S",
+        "%e",
+        "%l",
+        "%E",
+        "%x",
+        "%Z",
+        "%Q",
+        "%k",
+    )
 )
 
 _NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
@@ -222,7 +243,7 @@ def jobs_from_squeue(text: str) -> tuple[Job, ...]:
         if len(fields) != SQUEUE_FORMAT.count(SEPARATOR) + 1:
             continue
         job_id, raw_id, array_id, tasks, name, user, state, reason, partition, nodes = fields[:10]
-        count, submitted, started, ended, limit, dependency, excluded, directory, comment = fields[10:]
+        count, submitted, started, ended, limit, dependency, excluded, directory, priority, comment = fields[10:]
         in_array = text_value(tasks) != ""
         known_state = job_state(state)
         waiting = in_array and not tasks.isdigit() and not known_state.is_final
@@ -248,6 +269,7 @@ def jobs_from_squeue(text: str) -> tuple[Job, ...]:
                 excluded=node_names(excluded),
                 pending_tasks=task_numbers(tasks) if waiting else (),
                 working_directory=directory,
+                priority=int(priority) if priority.isdigit() else None,
             )
         )
     return tuple(jobs)

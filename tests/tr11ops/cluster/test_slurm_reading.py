@@ -44,7 +44,7 @@ def test_a_recorded_queue_is_read_alike_in_all_three_forms() -> None:
             assert getattr(job, key) == getattr(line, key), (job_id, key)
         for key in ("node_count", "submit_time", "start_time", "time_limit_seconds", "comment", "dependency"):
             assert getattr(job, key) == getattr(line, key), (job_id, key)
-        for key in ("excluded", "pending_tasks", "working_directory"):
+        for key in ("excluded", "pending_tasks", "working_directory", "priority"):
             assert getattr(job, key) == getattr(line, key), (job_id, key)
         assert (line.exit_code, line.exit_signal, line.output) == (None, None, "")
 
