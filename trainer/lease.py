@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract import LATEST_FILE, RunPaths, host_name
-from trainer.state_file import is_damage, read_bytes
+from trainer.state_file import content_of
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
 WATCH_SECONDS = 10.0  # a holder that was silent for so long is dead
@@ -163,7 +163,7 @@ class LeaseFolder:
             if epoch == 0:
                 return 0, b""
             try:
-                return epoch, _content(self._file(epoch))
+                return epoch, content_of(self._file(epoch), LARGEST_CLAIM)
             except FileNotFoundError:  # many claims were made since, and this one was removed
                 continue
         raise OSError(errno.EAGAIN, "the claims change all the time", str(self.path))
@@ -184,7 +184,7 @@ class LeaseFolder:
             os.link(draft, self._file(epoch))
         except FileExistsError:
             # Over NFS the answer to a link that succeeded can be lost, and the repetition fails: look whose it is.
-            return read_bytes(self._file(epoch)) == content
+            return content_of(self._file(epoch), LARGEST_CLAIM) == content
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -249,16 +249,6 @@ class LeaseFolder:
         except FileNotFoundError:
             return []
         return [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
-
-
-def _content(path: Path) -> bytes:
-    """A claim's bytes; none of what is no file: it says no name, but its epoch counts. Raises OSError."""
-    try:
-        return read_bytes(path, LARGEST_CLAIM)
-    except OSError as error:
-        if is_damage(error):
-            return b""
-        raise
 
 
 def _tail(count: int, held: bool) -> bytes:

@@ -23,7 +23,8 @@ from typing import Any, Literal, TypeAlias
 
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.typed_fields import typed_fields
-from trainer.contract import MANIFEST_FILE, checkpoint_name, read_bytes, read_json, write_json
+from trainer.contract import MANIFEST_FILE, checkpoint_name, read_json, write_json
+from trainer.state_file import content_of
 
 Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
 FOLDERS: Mapping[Kind, str] = {
@@ -124,7 +125,7 @@ def identity_of(folder: Path) -> str:
     Raises OSError when the folder cannot be read.
     """
     try:
-        return hashlib.sha256(read_bytes(folder / MANIFEST_FILE)).hexdigest()
+        return hashlib.sha256(content_of(folder / MANIFEST_FILE)).hexdigest()
     except FileNotFoundError:
         lines = []
         for root, _, names in os.walk(folder, onerror=_raise):

@@ -19,7 +19,7 @@ from typing import Any
 
 from tr11ops.rundir import RunDirectory, make_shared
 from tr11ops.versioned import VersionedFile
-from trainer.contract import read_bytes
+from trainer.state_file import content_of
 
 SCHEMA = 1
 VERSIONS_KEPT = 20
@@ -111,7 +111,7 @@ def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:
             continue
         path = versions.file(numbers[-1])
         try:
-            return numbers[-1], _parse(path, read_bytes(path))
+            return numbers[-1], _parse(path, content_of(path))
         except FileNotFoundError:
             if versions.numbers()[-1:] == numbers[-1:]:  # else newer ones came, and this one was tidied away
                 raise

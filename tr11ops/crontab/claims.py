@@ -23,7 +23,8 @@ from tr11ops.cluster.local_processes import is_alive, mark
 from tr11ops.cluster.local_records import ProcessMark
 from tr11ops.journal import user_name
 from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import host_name, read_bytes, write_atomically, write_beside
+from trainer.contract import host_name, write_atomically, write_beside
+from trainer.state_file import content_of
 
 KEPT_CLAIMS = 4
 UNREADABLE_SECONDS = 600.0  # a claim that cannot be read counts as held for so long
@@ -125,7 +126,7 @@ class ClaimFolder:
             os.link(draft, self._file(made.epoch))
         except FileExistsError:
             # over NFS the answer to a link that succeeded can be lost, and the repetition fails: look whose it is
-            if read_bytes(self._file(made.epoch)) != _text(made).encode():
+            if content_of(self._file(made.epoch)) != _text(made).encode():
                 return None
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -171,7 +172,7 @@ def _text(claim: Claim) -> str:
 
 def _parse(epoch: int, path: Path) -> Claim:
     """The claim in a file. One that cannot be read is somebody's, from when it was written and for a while."""
-    content = read_bytes(path)
+    content = content_of(path)
     try:
         value = json.loads(content)
         known = {entry.name: value[entry.name] for entry in fields(Claim) if entry.name in value}
