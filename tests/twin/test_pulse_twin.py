@@ -46,7 +46,7 @@ class Stage:
 
     def __init__(self, folder: Path, twin: Twin) -> None:
         self.folder, self.twin = folder, twin
-        (folder / "tr11.toml").write_text(CARD.format(spares=1, samples=12_000_000, setup=""))
+        (folder / "tr11.toml").write_text(CARD.format(step_seconds=5, spares=1, samples=12_000_000, setup=""))
         self.card = read_card(None)
         self.directory = directory_of(self.card)
         self.slurm = SlurmScheduler(twin.environment)
