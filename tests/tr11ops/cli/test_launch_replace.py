@@ -35,6 +35,11 @@ def start_array(bench: LocalBench) -> str:
     return number
 
 
+def standing(bench: LocalBench) -> list[tuple[object, ...]]:
+    """What a launch could change of the run's jobs; states and reasons move by themselves."""
+    return [(job.job_id, job.pending_tasks, job.dependency, job.excluded, job.comment) for job in own(bench)]
+
+
 def edit_card(bench: LocalBench) -> None:
     bench.card.write_text(bench.card.read_text().replace("learning_rate = 1e-3", "learning_rate = 2e-3"))
 
@@ -68,11 +73,11 @@ def test_a_queue_that_has_not_begun_is_replaced_too_and_once_more(bench: LocalBe
 
 def test_dry_run_shows_it_and_changes_nothing(bench: LocalBench) -> None:
     old = start_array(bench)
-    before = own(bench)
+    before = standing(bench)
     answer = bench.launch("--replace", "--dry-run")
     assert answer.code == 0 and f"cancel {old}_[2-3%1]" in answer.out and "starts after  " + old in answer.out
     assert answer.out.endswith("nothing was changed (--dry-run)\n")
-    assert own(bench) == before and not (bench.folder / "run").exists()
+    assert standing(bench) == before and not (bench.folder / "run").exists()
     shown = bench.launch("--replace", "--dry-run", "--json").json
     assert (shown["kind"], shown["resubmit"], shown["after"], shown["done"]) == ("replaced", 2, old, False)
 
@@ -82,13 +87,13 @@ def test_a_refused_card_leaves_the_queue_as_it_was(
     bench: LocalBench, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_array(bench)
-    before = own(bench)
+    before = standing(bench)
     words = {"data": ["data.prefixes=['none']"], "kill switch": [], "scheduler": ["slurm.constraint=a100"]}[fault]
     if fault == "kill switch":
         write_json(directory_of(bench).kill_switch, {"who": "ana"})
     answer = bench.launch("--replace", "--yes", *(word for text in words for word in ("--set", text)))
     assert answer.code == 1 and answer.out.endswith("nothing was submitted\nthe queue is as it was\n")
-    assert own(bench) == before
+    assert standing(bench) == before
 
 
 def test_what_cannot_be_cancelled_is_waited_for(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
