@@ -52,7 +52,7 @@ def _lock(driver: Any, memory: Tensor) -> None:
 
 
 def _launch() -> None:
-    torch.ones((), device="cuda")
+    torch.ones((), device=torch.device("cuda", torch.cuda.current_device()))
 
 
 def _unlock(driver: Any, memory: Tensor) -> None:
