@@ -311,7 +311,7 @@ def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
         who=str(held.get("who", "")),
         why=str(held.get("why", "")),
         place=place,
-        was_marked=(directory.paths.state / MARKED_FILE).exists(),
+        was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
     )
 
 
