@@ -197,12 +197,12 @@ def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradien
 
 def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
     """Log-sum-exps [tokens, 1] of a strip [tokens, words], which is lost; its soft-max `replaces` it or not."""
-    wide = values.float()
+    wide = values if values.dtype == room.dtype else room.copy_(values)
     top = torch.amax(wide, dim=1, keepdim=True)
     total = wide.sub_(top).exp_().sum(dim=1, keepdim=True)
     if replaces:
         wide.mul_(total.reciprocal())
-        if wide.dtype != values.dtype:
+        if wide is not values:
             values.copy_(wide)
     return top + total.log()
 
