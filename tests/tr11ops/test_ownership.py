@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import NOW, pending, running
 from tr11ops.agent.waiting import WaitingWork
-from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.facts import LaunchRequest, foreground_trainings, observe_launch
 from tr11ops.observe import facts_of, observe
 from tr11ops.ownership import Ownership, own_jobs
@@ -86,24 +87,6 @@ def test_a_link_to_the_run_directory_is_the_run_directory(directory: RunDirector
 
 
 # ----------------------------------------------------------------------------- everyone asks it
-class Queue:
-    """A scheduler that knows some jobs."""
-
-    name = "slurm"
-
-    def __init__(self, *jobs: Job) -> None:
-        self._jobs = jobs
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        return self._jobs
-
-    def nodes(self) -> tuple[Node, ...]:
-        return ()
-
-    def partitions(self) -> tuple[object, ...]:
-        return ()
-
-
 def answers(card: RunCard, directory: RunDirectory, job: Job) -> dict[str, bool]:
     """What each command holds of one job that waits."""
     queue = Queue(job)

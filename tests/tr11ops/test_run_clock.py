@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import record, running
 from tr11ops.cluster.base import Job, JobState, Node, SchedulerUnreachable
 from tr11ops.detect.finding import Severity
@@ -33,16 +34,12 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory(RunPaths(root, "tr11-176B-ml", "main"), root / "kill-switch")
 
 
-class Queue:
-    """A scheduler with one job, and with a clock where it is given one."""
-
-    name = "slurm"
+class TimedQueue(Queue):
+    """With 48 nodes, and with a clock where it is given one."""
 
     def __init__(self, *jobs: Job, ahead: float | None = None) -> None:
-        self._jobs, self._ahead = jobs, ahead
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        return self._jobs
+        super().__init__(*jobs)
+        self._ahead = ahead
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 49))
@@ -53,7 +50,7 @@ class Queue:
         return time.time() + self._ahead
 
 
-def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0) -> Queue:
+def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0) -> TimedQueue:
     """A run that has trained until `silent` seconds ago, on nodes whose clocks are `node_ahead`."""
     paths, last = directory.paths, time.time() - silent
     paths.metrics.parent.mkdir(parents=True)
@@ -71,10 +68,10 @@ def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0)
         beat = Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, "training", 1059, last + node_ahead, "1007")
         write_heartbeat(paths.heartbeat(rank), beat)
         os.utime(paths.heartbeat(rank), (last, last))
-    return Queue(running(comment=directory.comment("20220501-120000-00000000"), start_time=time.time() - HOUR))
+    return TimedQueue(running(comment=directory.comment("20220501-120000-00000000"), start_time=time.time() - HOUR))
 
 
-def judged(directory: RunDirectory, queue: Queue, here: float = 0.0) -> tuple[Snapshot, Verdict, list[str]]:
+def judged(directory: RunDirectory, queue: TimedQueue, here: float = 0.0) -> tuple[Snapshot, Verdict, list[str]]:
     """A look on a machine whose clock is `here` seconds ahead."""
     facts = RunFacts("tr11-176B-ml", "main", directory.root, directory.kill_switch, nodes=48)
     real = time.time
@@ -127,7 +124,7 @@ def test_a_copied_directory_is_no_living_one(directory: RunDirectory) -> None:
     train(directory, silent=3 * HOUR)
     for path in (directory.paths.metrics, *directory.paths.heartbeats.iterdir()):
         os.utime(path)  # as a copy leaves it
-    over = Queue(running(state=JobState.COMPLETED, end_time=time.time() - 2 * HOUR))
+    over = TimedQueue(running(state=JobState.COMPLETED, end_time=time.time() - 2 * HOUR))
     assert judged(directory, over, 0.0)[1].word is Word.DOWN
 
 
@@ -152,13 +149,13 @@ def test_where_nothing_may_be_written_the_scheduler_is_asked(directory: RunDirec
     directory.paths.main_log.parent.mkdir(parents=True)
     directory.paths.main_log.touch()
     os.utime(directory.paths.main_log, (now - 2 * HOUR, now - 2 * HOUR))  # and there is no state folder
-    told = moment_of(directory, 30.0, Queue(ahead=-HOUR))
+    told = moment_of(directory, 30.0, TimedQueue(ahead=-HOUR))
     assert told.against == "the scheduler's" and told.ahead == pytest.approx(HOUR, abs=5)
-    silent = moment_of(directory, 30.0, Queue())
+    silent = moment_of(directory, 30.0, TimedQueue())
     assert abs(silent.time - now) < 60.0 and isinstance(silent.ahead, Unknown)
-    assert moment_of(directory, 30.0, Queue(ahead=1.0)).ahead == 0.0
+    assert moment_of(directory, 30.0, TimedQueue(ahead=1.0)).ahead == 0.0
     directory.paths.main_log.unlink()
-    assert moment_of(directory, 30.0, Queue(ahead=-HOUR)).ahead == 0.0, "nothing has an age"
+    assert moment_of(directory, 30.0, TimedQueue(ahead=-HOUR)).ahead == 0.0, "nothing has an age"
 
 
 def test_a_host_is_judged_by_its_best_file() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import pending, running
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import look_now, observe
@@ -21,19 +22,6 @@ from tr11ops.verdict import Word, judge
 from trainer.contract import RunPaths
 
 STRANGER = 65534
-
-
-class Queue:
-    name = "slurm"
-
-    def __init__(self, *jobs: Job) -> None:
-        self._jobs = jobs
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        return self._jobs
-
-    def nodes(self) -> tuple[Node, ...]:
-        return ()
 
 
 @pytest.fixture(params=["the folder itself", "the folder above it"])
